@@ -1,0 +1,305 @@
+"""The values and errors that all rooms share: frozen dataclasses, enums, exceptions. No I/O, no clock.
+
+The words are those of the field: a *job* is one point of the sweep, a *try* one process that runs it, a *slot* room for
+one job at a time on one *device*, an *outcome* how a job ended.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hydra.errors import CompactHydraException
+
+
+class GpuPoolError(Exception):
+    """Whatever gpu_pool itself has to say, as opposed to an exception of the user's task."""
+
+
+class ConfigurationError(GpuPoolError, CompactHydraException):
+    """What was asked for cannot be kept; nothing was started.
+
+    Hydra shows a CompactHydraException as its sentence alone, without a stack of its own frames.
+    """
+
+
+class JobError(GpuPoolError):
+    """A job ended without a result of its own: the common ground of the four kinds below.
+
+    Attributes: ``job`` (its number), ``overrides`` (what it was started with), ``why`` (one sentence). They are also
+    ``args``, in this order, so that the error pickles.
+    """
+
+    def __init__(self, job: int, overrides: tuple[str, ...], why: str) -> None:
+        super().__init__(job, overrides, why)
+        self.job = job
+        self.overrides = overrides
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{Job(self.job, self.overrides)} {self.why}"
+
+
+class JobCrashedError(JobError):
+    """The job's process was ended by a signal that nobody sent on purpose, or by an exit code of its own."""
+
+
+class JobTimeoutError(JobError):
+    """The job was stopped because one of its tries took longer than ``timeout_min``."""
+
+
+class JobCancelledError(JobError):
+    """The job was stopped, or never started, because somebody or something asked for it."""
+
+
+class JobLostError(JobError):
+    """What became of the job cannot be known: its process cannot be started, reaped or asked any more."""
+
+
+class Status(enum.Enum):
+    """How a job ended. Hydra knows the first two; to it a CANCELLED job is a FAILED one with a JobCancelledError."""
+
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class Cause(enum.Enum):
+    """Why a job ended as it did."""
+
+    RETURNED = "returned"
+    ERROR = "error"
+    CRASH = "crash"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One point of the sweep: its number in the whole sweep (``hydra.job.num``) and its overrides."""
+
+    num: int
+    overrides: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"job {self.num} ({' '.join(self.overrides)})" if self.overrides else f"job {self.num}"
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU or MIG instance, as CUDA_VISIBLE_DEVICES names it ("3", "GPU-…", "MIG-…"), or the CPU ("")."""
+
+    entry: str
+
+    @property
+    def label(self) -> str:
+        """What a person is shown."""
+        return self.entry or "cpu"
+
+
+@dataclass(frozen=True, order=True)
+class Slot:
+    """Room for one job at a time: the device's position in ``Layout.devices``, and the slot's number on it from 0."""
+
+    device: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which slots there are, and how many a job takes, each on another device.
+
+    CPU slots are slots on one device whose entry is "": to the schedule, room is room.
+    """
+
+    devices: tuple[Device, ...]
+    slots_per_device: int
+    devices_per_job: int = 1
+
+    @property
+    def on_cpu(self) -> bool:
+        """True where no job sees a GPU."""
+        return all(not device.entry for device in self.devices)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Every slot, device by device."""
+        return tuple(Slot(d, k) for d in range(len(self.devices)) for k in range(self.slots_per_device))
+
+    @property
+    def jobs_at_once(self) -> int:
+        """The most jobs that can ever run side by side."""
+        return len(self.devices) * self.slots_per_device // self.devices_per_job
+
+    def label(self, slot: Slot) -> str:
+        """ "gpu.slot", as in the environment variable GPU_POOL_SLOT: the device as the driver knows it, "0.1"."""
+        return f"{self.devices[slot.device].label}.{slot.number}"
+
+
+@dataclass(frozen=True)
+class DdpSettings:
+    """The keys under ``ddp``, checked. None means that nobody set one: the default of that key holds."""
+
+    nproc_per_node: int | None
+    nnodes: int
+    node_rank: int
+    rdzv_endpoint: str
+    rdzv_timeout_s: float
+    max_restarts: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every key of ``hydra/launcher=gpu_pool``, checked, in the units of its name."""
+
+    gpus: Literal["auto"] | tuple[str, ...]
+    one_gpu: bool  # gpus was a single number: the log then says "GPU 2 only", since a count may have been meant
+    per_gpu: int
+    gpus_per_job: int
+    cpu_slots: int | None
+    mode: Literal["single", "ddp"]
+    ddp: DdpSettings
+    start_method: Literal["auto", "fork", "forkserver", "spawn"]
+    threads_per_job: int | None  # None: auto
+    stagger_s: float
+    timeout_min: float | None
+    kill_grace_s: float
+    max_retries: int
+    retry_on: frozenset[str]
+    fail_fast: bool
+    resume: bool
+    min_free_gpu_mem_gb: float | None
+    share: bool
+    output: Literal["file", "tee"]
+    progress: Literal["auto", "live", "log", "none"]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How the process of one try ended, as the kernel tells it.
+
+    ``code`` and ``signal``: exactly one of them is not None. ``cpu_s``: CPU seconds of the process and of its reaped
+    children. ``peak_mb``: peak resident memory of the largest single process of them, in MB (1e6 bytes), counting what
+    the app had at the fork.
+    """
+
+    code: int | None
+    signal: int | None
+    cpu_s: float
+    peak_mb: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a job says of itself (outcome.json): it is there exactly when the job ended by itself."""
+
+    status: Status
+    error_type: str | None  # qualified name of the exception
+    error_text: str | None
+    value: Any  # the return value where JSON can say it, else None
+    sha256: str  # of return.pickle
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended, decided once. ``error_type`` names a class of this module unless the task raised it itself."""
+
+    status: Status
+    cause: Cause
+    error_type: str | None = None
+    error_text: str | None = None
+    value: Any = None
+    by_itself: bool = False  # return.pickle holds what it returned or raised
+
+
+# --- events: what the world tells the schedule ---
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """New jobs, in the order in which they are to start."""
+
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True)
+class StartRefused:
+    """The system refused the fork that ``Start`` asked for (EAGAIN: too many processes, no memory)."""
+
+    num: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The job's own process is gone; what it left behind is being ended."""
+
+    num: int
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The job's whole tree is gone and reaped."""
+
+    num: int
+    exit: Exit
+    report: Report | None
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Everything is to end: politely with ``signum`` first, or at once where ``signum`` is SIGKILL."""
+
+    why: str
+    signum: int
+
+
+Event = Submitted | StartRefused | Ending | Gone | Stop
+
+
+# --- commands: what the schedule wants done, in this order ---
+
+
+@dataclass(frozen=True)
+class Start:
+    """Fork try number ``attempt`` (from 1) of the job onto these slots."""
+
+    job: Job
+    attempt: int
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """Journal why, then send the signal to the job's process."""
+
+    num: int
+    why: str
+    signum: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL to all that the job started."""
+
+    num: int
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """Wait no longer for this job's processes: they cannot be killed. Its slots are not used again."""
+
+    num: int
+
+
+@dataclass(frozen=True)
+class End:
+    """The job is over: journal it."""
+
+    job: Job
+    attempt: int
+    outcome: Outcome
+
+
+Command = Start | Interrupt | Kill | Abandon | End
