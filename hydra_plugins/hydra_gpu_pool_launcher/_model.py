@@ -57,6 +57,19 @@ class JobLostError(JobError):
     """What became of the job cannot be known: its process cannot be started, reaped or asked any more."""
 
 
+JOB_ERRORS: dict[str, type[JobError]] = {
+    error.__name__: error for error in (JobError, JobCrashedError, JobTimeoutError, JobCancelledError, JobLostError)
+}
+"""By the name that the journal has for them."""
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception from a job's process, as text: the ``__cause__`` of that exception in main."""
+
+    def __str__(self) -> str:
+        return f"in the job's process:\n\n{self.args[0]}"
+
+
 class Status(enum.Enum):
     """How a job ended. Hydra knows the first two; to it a CANCELLED job is a FAILED one with a JobCancelledError."""
 
@@ -199,6 +212,7 @@ class Report:
     error_text: str | None
     value: Any  # the return value where JSON can say it, else None
     sha256: str  # of return.pickle
+    traceback: str | None = None
 
 
 @dataclass(frozen=True)
@@ -248,6 +262,21 @@ class Gone:
 
 
 @dataclass(frozen=True)
+class Returned:
+    """The answer to Interrupt or Kill where the job's own outcome was on disk before it: that outcome counts."""
+
+    num: int
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """The answer to Abandon, with what the job had to say before it got stuck."""
+
+    num: int
+    report: Report | None
+
+
+@dataclass(frozen=True)
 class Stop:
     """Everything is to end: politely with ``signum`` first, or at once where ``signum`` is SIGKILL."""
 
@@ -255,7 +284,7 @@ class Stop:
     signum: int
 
 
-Event = Submitted | StartRefused | Ending | Gone | Stop
+Event = Submitted | StartRefused | Returned | Ending | Gone | Abandoned | Stop
 
 
 # --- commands: what the schedule wants done, in this order ---
@@ -272,7 +301,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Interrupt:
-    """Journal why, then send the signal to the job's process."""
+    """Journal why, then send the signal to the job's process. Answered by Returned where it had ended by itself."""
 
     num: int
     why: str
@@ -281,14 +310,15 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL to all that the job started."""
+    """SIGKILL to all that the job started, journalled like Interrupt where that did not come before."""
 
     num: int
+    why: str
 
 
 @dataclass(frozen=True)
 class Abandon:
-    """Wait no longer for this job's processes: they cannot be killed. Its slots are not used again."""
+    """Wait no longer for this job's processes: they cannot be killed. Answered by Abandoned."""
 
     num: int
 

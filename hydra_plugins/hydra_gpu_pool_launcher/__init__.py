@@ -1,0 +1,42 @@
+"""gpu_pool: a Hydra launcher that runs a sweep's jobs side by side on a machine's GPUs.
+
+With Hydra, ``hydra/launcher=gpu_pool`` is all there is to it. For plain Python, this package has ``GpuPool`` and the
+errors, imported when they are first asked for: Hydra imports this module in every app of the environment.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._map import GpuPool as GpuPool
+    from ._map import JobOutcome as JobOutcome
+    from ._model import ConfigurationError as ConfigurationError
+    from ._model import GpuPoolError as GpuPoolError
+    from ._model import JobCancelledError as JobCancelledError
+    from ._model import JobCrashedError as JobCrashedError
+    from ._model import JobError as JobError
+    from ._model import JobLostError as JobLostError
+    from ._model import JobTimeoutError as JobTimeoutError
+    from ._model import Status as Status
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "ConfigurationError",
+    "GpuPool",
+    "GpuPoolError",
+    "JobCancelledError",
+    "JobCrashedError",
+    "JobError",
+    "JobLostError",
+    "JobOutcome",
+    "JobTimeoutError",
+    "Status",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import _map, _model
+
+    return getattr(_map if name in {"GpuPool", "JobOutcome"} else _model, name)

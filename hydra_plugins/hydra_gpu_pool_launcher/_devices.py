@@ -1,0 +1,407 @@
+"""Which devices there are, what the user's ids mean, and the environment that shows a job its own.
+
+Ids are opaque strings from end to end: "3", "GPU-…", "MIG-…". Main never loads NVML, let alone CUDA: a short-lived
+process asks the driver, since what NVML and CUDA set up in main would be broken in every fork of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ._model import ConfigurationError, Device, Layout, Settings, Slot
+from ._settings import shown
+
+_OTHER_FILTERS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+#: What would silently beat the slot if a job's environment set it after us. NVIDIA_VISIBLE_DEVICES is not among them:
+#: the container's runtime reads it, no process does.
+VISIBILITY_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", *_OTHER_FILTERS})
+
+ASK_S = 30.0  # a driver in trouble makes nvidia-smi hang, for ever if need be
+NVIDIACTL = "/dev/nvidiactl"  # there as soon as the driver is
+OWN_CGROUP = "/proc/self/cgroup"
+CGROUP_ROOT = "/sys/fs/cgroup"
+
+_ASK_NVML = """
+import json, sys
+sys.path.append(sys.argv[1])
+def text(value):
+    return value.decode() if isinstance(value, bytes) else value
+def exclusive(gpu):
+    try:
+        return nvml.nvmlDeviceGetComputeMode(gpu) == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+    except nvml.NVMLError:
+        return False
+try:
+    import pynvml as nvml
+    nvml.nvmlInit()
+    gpus = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    print(json.dumps([[i, text(nvml.nvmlDeviceGetUUID(g)), text(nvml.nvmlDeviceGetName(g)), exclusive(g)]
+                      for i, g in enumerate(gpus)]))
+except Exception as error:
+    sys.exit(str(error) or type(error).__name__)
+"""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as the driver reports it. ``index``: nvidia-smi's number. ``exclusive``: only one process may use it."""
+
+    index: int
+    uuid: str
+    name: str
+    exclusive: bool
+
+
+# --- the rules: pure ---
+
+
+def inherited(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The devices that CUDA_VISIBLE_DEVICES leaves us, or None where it is not set (set to "": none, which is ()).
+
+    As CUDA reads it: the first entry that is no device ends the list.
+    """
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    entries: list[str] = []
+    for entry in map(str.strip, value.split(",")):
+        if not (_is_number(entry) or entry.startswith(("GPU-", "MIG-"))):
+            break
+        entries.append(entry)
+    return tuple(entries)
+
+
+def choose(
+    settings: Settings, environ: Mapping[str, str], found: tuple[Gpu, ...] | None, cores: int
+) -> tuple[Layout, list[str]]:
+    """The slots that the settings mean on this machine, and what a person should know of it, a fact a line.
+
+    ``found``: what ``discover`` says; None: nobody can say, so ids are taken at their word. ``cores``: the CPU slots
+    where there are no GPUs and nobody set ``cpu_slots``. Pure. Raises ConfigurationError where the settings cannot be
+    kept.
+    """
+    lines: list[str] = []
+    value = environ.get("CUDA_VISIBLE_DEVICES", "")
+    listed = _usable(environ, found)
+    if listed and len(listed) < value.count(",") + 1:
+        lines.append(f"CUDA_VISIBLE_DEVICES={shown(value)} counts as far as {listed[-1]}: what follows is no GPU here")
+
+    if settings.gpus == "auto":
+        entries = listed if listed is not None else tuple(str(gpu.index) for gpu in found or ())
+    else:
+        once: dict[str, str] = {}
+        for wanted in settings.gpus:
+            entry = _entry(wanted, settings, environ, listed, found)
+            once.setdefault(_identity(entry, environ, found), entry)
+        entries = tuple(once.values())
+
+    if not entries:
+        if settings.gpus_per_job > 1:
+            raise ConfigurationError(f"gpus_per_job={settings.gpus_per_job}: there are only CPU slots; leave it at 1.")
+        slots = settings.cpu_slots or cores
+        if settings.gpus == "auto":
+            why = "no GPU was found" if listed is None else f"CUDA_VISIBLE_DEVICES={shown(value)} shows none"
+            lines.append(f"CPU only, {slots} at once: {why}")
+        return Layout((Device(""),), slots), lines
+
+    _refuse(settings, environ, entries, found)
+    plan = Layout(tuple(map(Device, entries)), settings.per_gpu, settings.gpus_per_job)
+    if settings.one_gpu:
+        lines.append(f"GPU {entries[0]} only (gpus={_listing(settings)} is an id, not a count)")
+    if idle := len(plan.slots) % plan.devices_per_job:
+        lines.append(
+            f"{idle} of {len(plan.slots)} slots can never be used: a job takes {plan.devices_per_job} (gpus_per_job)"
+        )
+    return plan, lines
+
+
+def _refuse(
+    settings: Settings, environ: Mapping[str, str], entries: tuple[str, ...], found: tuple[Gpu, ...] | None
+) -> None:
+    """Raise ConfigurationError where jobs could not use these GPUs as the settings say."""
+    per_gpu, per_job, here = settings.per_gpu, settings.gpus_per_job, ", ".join(entries)
+    for variable in _OTHER_FILTERS:
+        if variable in environ:
+            raise ConfigurationError(
+                f"{variable}={shown(environ[variable])}: not supported yet, since two filters together can hide every "
+                "GPU; unset it, or set gpus: [] for CPU slots."
+            )
+    if per_job > len(entries):
+        raise ConfigurationError(f"gpus_per_job={per_job}: expected at most {len(entries)}, the GPUs in use ({here}).")
+    if per_job > 1 and any(entry.startswith("MIG-") for entry in entries):
+        raise ConfigurationError(
+            f"gpus_per_job={per_job}: a process sees only one MIG instance of {here}; set it to 1, or use whole GPUs."
+        )
+    if per_job > 1 and len(set(map(_is_number, entries))) > 1:
+        raise ConfigurationError(
+            f"gpus={_listing(settings)}: CUDA reads no list of numbers and names ({here}); with gpus_per_job={per_job} "
+            "give all by number, or all by name."
+        )
+    used = {_identity(entry, environ, found) for entry in entries}
+    for gpu in found or ():
+        if per_gpu > 1 and gpu.exclusive and gpu.uuid in used:
+            raise ConfigurationError(
+                f"per_gpu={per_gpu}: GPU {gpu.index} ({gpu.name}) is in compute mode Exclusive_Process and lets only "
+                f"one process in; set per_gpu: 1, or have 'nvidia-smi -i {gpu.index} -c DEFAULT' run."
+            )
+
+
+def visibility(layout: Layout, slots: tuple[Slot, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that show a job on these slots its own devices, and tell it which they are. Pure.
+
+    To be set before any code of the user runs: CUDA reads them once.
+    """
+    entries = ",".join(layout.devices[slot.device].entry for slot in slots)
+    variables = {
+        "CUDA_VISIBLE_DEVICES": entries,
+        "GPU_POOL_GPUS": entries,
+        "GPU_POOL_SLOT": ",".join(map(layout.label, slots)),
+    }
+    if "CUDA_DEVICE_ORDER" not in environ:
+        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # nvidia-smi's numbers; CUDA's own default is fastest first
+    return variables
+
+
+def _is_number(entry: str) -> bool:
+    return entry.isascii() and entry.isdigit() and len(entry) < 10
+
+
+def _listing(settings: Settings) -> str:
+    return settings.gpus if isinstance(settings.gpus, str) else f"[{', '.join(settings.gpus)}]"
+
+
+def _identity(entry: str, environ: Mapping[str, str], found: tuple[Gpu, ...] | None) -> str:
+    """The UUID behind an entry where it is known, else the entry (a number without its leading zeros)."""
+    if not _is_number(entry):
+        return _named(entry, found or ()) or entry
+    if environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID") == "PCI_BUS_ID":  # in any other order, the numbers are not ours
+        for gpu in found or ():
+            if gpu.index == int(entry):
+                return gpu.uuid
+    return str(int(entry))
+
+
+def _usable(environ: Mapping[str, str], found: tuple[Gpu, ...] | None) -> tuple[str, ...] | None:
+    """The inherited list up to the first entry that the machine does not have. Refused where CUDA would see none."""
+    listed = inherited(environ)
+    if listed is None:
+        return None
+    if found is not None:
+        for position, entry in enumerate(listed):
+            here = int(entry) < len(found) if _is_number(entry) else entry.startswith("MIG-") or _named(entry, found)
+            if not here:
+                listed = listed[:position]
+                break
+    value = f"CUDA_VISIBLE_DEVICES={shown(environ['CUDA_VISIBLE_DEVICES'])}"
+    if len(set(map(_is_number, listed))) > 1:
+        raise ConfigurationError(f"{value}: CUDA reads no list of numbers and names; give all of one kind.")
+    if len({_identity(entry, environ, found) for entry in listed}) < len(listed):
+        raise ConfigurationError(f"{value}: with a device twice in it, CUDA would see none; name each once.")
+    return listed
+
+
+def _named(prefix: str, found: tuple[Gpu, ...]) -> str | None:
+    """The only UUID that begins like this, if there is one."""
+    uuids = [gpu.uuid for gpu in found if gpu.uuid.startswith(prefix)]
+    return uuids[0] if len(uuids) == 1 else None
+
+
+def _entry(
+    wanted: str,
+    settings: Settings,
+    environ: Mapping[str, str],
+    listed: tuple[str, ...] | None,
+    found: tuple[Gpu, ...] | None,
+) -> str:
+    """What CUDA_VISIBLE_DEVICES has to say to show the device that the user calls ``wanted``."""
+    given = f"gpus={_listing(settings)}"
+    if listed is not None:
+        value = f"CUDA_VISIBLE_DEVICES={shown(environ['CUDA_VISIBLE_DEVICES'])}"
+        if not listed:
+            raise ConfigurationError(f"{given}: {value} shows no device; unset it, or set gpus: [] for CPU slots.")
+        if _is_number(wanted):
+            if int(wanted) < len(listed):
+                return listed[int(wanted)]
+            last = len(listed) - 1
+            raise ConfigurationError(f"{given}: {wanted} is no index into {value}; expected 0 to {last}.")
+        if wanted in listed:
+            return wanted
+        like = [e for e in listed if e.startswith(wanted) or _identity(e, environ, found).startswith(wanted)]
+        if len(like) == 1:
+            return like[0]
+        why = "fits several entries" if like else "is no entry"
+        raise ConfigurationError(f"{given}: {wanted} {why} of {value}; expected one of {', '.join(listed)}.")
+    if found is None or wanted.startswith("MIG-"):
+        return wanted
+    if _is_number(wanted) and wanted in [str(gpu.index) for gpu in found]:
+        return wanted
+    if not _is_number(wanted) and (uuid := _named(wanted, found)):
+        return uuid
+    several = not _is_number(wanted) and any(gpu.uuid.startswith(wanted) for gpu in found)
+    here = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in found) or "no GPU at all"
+    why = "fits several GPUs" if several else "is no GPU"
+    raise ConfigurationError(f"{given}: {wanted} {why} of this machine, which has {here}.")
+
+
+# --- the machine ---
+
+
+def layout(settings: Settings, environ: Mapping[str, str]) -> tuple[Layout, list[str]]:
+    """``choose`` for this machine, asking the driver only where the answer matters. Runs in main, blocks for seconds.
+
+    Raises ConfigurationError, also where ``auto`` rests on a driver that is there and does not answer: a night on the
+    CPU instead would be worse.
+    """
+    found, lines = None, []
+    if settings.gpus != () and inherited(environ) != ():
+        try:
+            found = discover(environ)
+        except ConfigurationError as error:
+            if settings.gpus == "auto" and inherited(environ) is None:
+                raise ConfigurationError(
+                    f"gpus=auto: {error}; repair it, name the GPUs, or set gpus: [] for CPU slots."
+                ) from None
+            lines = [f"ids are taken at their word: {error}"]
+    chosen, more = choose(settings, environ, found, cores())
+    return chosen, lines + more
+
+
+def discover(environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
+    """Every GPU of this machine in the driver's order, whatever CUDA_VISIBLE_DEVICES says; None: no driver here.
+
+    Runs in main; asks NVML (nvidia-ml-py) in a short-lived process, then nvidia-smi, and waits up to ``ASK_S`` seconds
+    for each. Raises ConfigurationError, without a full stop, where a driver is there and neither got an answer.
+    """
+    faults: list[str] = []
+    try:
+        if (gpus := _from_nvml(environ)) is not None:
+            return gpus
+    except _NoAnswer as error:
+        faults.append(f"NVML: {error}")  # its library is missing, mostly: then there is no driver, unless:
+    there = os.path.exists(NVIDIACTL)
+    try:
+        if (gpus := _from_smi(environ)) is not None:
+            return gpus
+    except _NoAnswer as error:
+        faults.append(f"nvidia-smi: {error}")
+        there = True
+    if not there:
+        return None
+    why = "; ".join(faults) or "neither nvidia-ml-py nor nvidia-smi is installed"
+    raise ConfigurationError(f"the NVIDIA driver cannot be asked ({why})")
+
+
+class _NoAnswer(Exception):
+    """Why a command gave none: its own words where it had some."""
+
+
+def _from_nvml(environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
+    """The GPUs, or None where nvidia-ml-py is not installed. Raises _NoAnswer."""
+    if not (sys.executable and (folder := _folder_of_pynvml())):
+        return None
+    # Isolated and without site: no .pth file, sitecustomize or json.py of the user's runs; the one folder is named.
+    answer = _ask([sys.executable, "-I", "-S", "-c", _ASK_NVML, folder], environ)
+    try:
+        return tuple(Gpu(*gpu) for gpu in json.loads(answer))
+    except (ValueError, TypeError):
+        raise _NoAnswer(f"unexpected answer {shown(answer)}") from None
+
+
+def _from_smi(environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
+    """The GPUs, or None where there is no nvidia-smi. Raises _NoAnswer."""
+    smi = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    if smi is None:
+        return None
+    try:
+        answer = _ask([smi, "--query-gpu=index,uuid,name,compute_mode", "--format=csv,noheader"], environ)
+    except _NoAnswer as error:
+        if "No devices were found" in str(error):  # an answer, although it ends with 6
+            return ()
+        raise
+    try:
+        return tuple(map(_gpu, answer.splitlines()))
+    except ValueError:
+        raise _NoAnswer(f"unexpected answer {shown(answer)}") from None
+
+
+def _folder_of_pynvml() -> str | None:
+    try:
+        spec = importlib.util.find_spec("pynvml")
+    except ValueError:  # somebody put a module without a spec into sys.modules
+        return None
+    if spec is None or spec.origin is None:
+        return None
+    folder = os.path.dirname(os.path.abspath(spec.origin))
+    return os.path.dirname(folder) if spec.submodule_search_locations else folder
+
+
+def _gpu(line: str) -> Gpu:
+    """One line of nvidia-smi. Raises ValueError where it is none, such as "0, [Unknown Error], …"."""
+    index, uuid, *name, mode = map(str.strip, line.split(","))
+    if not uuid.startswith("GPU-"):
+        raise ValueError(line)
+    return Gpu(int(index), uuid, ", ".join(name), mode == "Exclusive_Process")
+
+
+def _ask(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """What the command prints. Blocks up to ``ASK_S`` seconds. Raises _NoAnswer."""
+    try:
+        process = subprocess.Popen(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise _NoAnswer(str(error)) from None
+    try:
+        out, err = process.communicate(timeout=ASK_S)
+    except BaseException as error:
+        # subprocess.run would now wait without end for a process that a broken driver keeps in the D state.
+        os.killpg(process.pid, signal.SIGKILL)
+        for pipe in (process.stdout, process.stderr):
+            if pipe:
+                pipe.close()
+        try:
+            process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            pass  # left behind: nobody can end it
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise _NoAnswer(f"no answer within {ASK_S:g} s") from None
+        raise
+    if process.returncode != 0:
+        words = " ".join(f"{err} {out}".split())[:300].rstrip(".")
+        raise _NoAnswer(words or f"it ended with {process.returncode}")
+    return out
+
+
+def cores() -> int:
+    """The CPUs that this process may use: its affinity, cut by the quota of its cgroup (v2) and of those above."""
+    most = float(len(os.sched_getaffinity(0)))
+    try:
+        with open(OWN_CGROUP) as file:
+            own = next(line[3:].strip() for line in file if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return int(most)
+    parts = [part for part in own.split("/") if part]
+    for depth in range(len(parts) + 1):
+        try:
+            with open(os.path.join(CGROUP_ROOT, *parts[:depth], "cpu.max")) as file:
+                quota, period = file.read().split()
+            most = min(most, int(quota) / int(period))
+        except (OSError, ValueError):
+            pass  # no such file in the root, or "max": no quota here
+    return max(1, int(most))

@@ -1,0 +1,85 @@
+"""What a person sees of a sweep: a line per event, a table at the end. In main, from the journal's events alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._journal import SweepFiles
+from ._model import JOB_ERRORS, Job, Status
+
+log = logging.getLogger("gpu_pool")
+
+_WIDEST = 40
+
+
+@dataclass
+class Lines:
+    """``progress: log``: through logging, so that Hydra's configuration says where lines go and how they look."""
+
+    jobs: Sequence[Job]
+    files: SweepFiles
+    _slots: dict[int, str] = field(default_factory=dict)
+    _ends: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def show(self, event: dict[str, Any]) -> None:
+        """One event of the journal."""
+        if event["event"] == "start":
+            num = event["job"]
+            self._slots[num] = ",".join(event["slots"])
+            log.info("%s started on %s, pid %d", self._job(num), self._slots[num], event["pid"])
+        elif event["event"] == "end":
+            self._ends[event["job"]] = event
+            if event["status"] != Status.COMPLETED.value:
+                log.error(
+                    "%s %s: %s; its log is %s",
+                    self._job(event["job"]),
+                    event["status"],
+                    _error(event),
+                    self.files.output(event["job"]),
+                )
+
+    def summary(self) -> None:
+        """One line per job: number, the overrides that differ, status, value, seconds, GPU."""
+        rows = [["#", "overrides", "status", "value", "seconds", "gpu"]]
+        for job, differing in zip(self.jobs, differing_overrides(self.jobs), strict=True):
+            end = self._ends.get(job.num, {})
+            seconds = f"{end['seconds']:.1f}" if "seconds" in end else ""
+            value = _short(end.get("value") if end.get("status") == Status.COMPLETED.value else _error(end))
+            slot = self._slots.get(job.num, "")
+            rows.append([str(job.num), " ".join(differing), end.get("status", "LOST"), value, seconds, slot])
+        log.info("%d jobs have ended:\n%s", len(self.jobs), table(rows))
+
+    def _job(self, num: int) -> Job:
+        return next(job for job in self.jobs if job.num == num)
+
+
+def differing_overrides(jobs: Sequence[Job]) -> list[list[str]]:
+    """Of each job, the overrides that not every job has; all of them where there is but one job."""
+    if len(jobs) == 1:
+        return [list(jobs[0].overrides)]
+    common = set.intersection(*(set(job.overrides) for job in jobs)) if jobs else set()
+    return [[override for override in job.overrides if override not in common] for job in jobs]
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text as lines of aligned columns, the first row being the header."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(f"  {line}".rstrip() for line in lines)
+
+
+def _error(event: dict[str, Any]) -> str:
+    """In one line. gpu_pool's own errors are whole sentences; others are known by their type."""
+    text = " ".join((event.get("error_text") or "").split())
+    name = event.get("error_type") or ""
+    return text if name in JOB_ERRORS or not name else f"{name}: {text}" if text else name
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"

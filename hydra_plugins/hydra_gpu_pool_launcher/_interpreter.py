@@ -1,0 +1,175 @@
+"""What of this interpreter's state a fork breaks, copies or must not repeat: CUDA, OpenMP, random numbers, exit hooks.
+
+Asked in main before a fork, mended in the job after it. No function here imports a library that is not imported yet:
+whatever is not in sys.modules has no state.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import logging
+import os
+import random
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+_CUDA_ERROR_NOT_INITIALIZED = 3
+_OMP_PAUSE_HARD = 2
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""What the numeric libraries read when they are loaded; the first is the one that all of them honour."""
+
+
+def other_threads() -> list[str]:
+    """The names of the Python threads of this process beside the calling one."""
+    return [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+
+
+def gpu_state() -> str | None:
+    """What has initialised a GPU driver here, as a clause ("CUDA is initialised"); None: nothing, a fork is safe.
+
+    Runs in main. The driver is asked only where it is mapped already (RTLD_NOLOAD), and cuDeviceGetCount does not
+    initialise it; no torch.cuda function is called, since some of them do.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+    except OSError:
+        pass
+    else:
+        if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_ERROR_NOT_INITIALIZED:
+            return "the CUDA driver is initialised"
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is not None and bridge.backends_are_initialized():
+        return "a JAX backend is initialised"
+    return None
+
+
+def torch_refuses_fork() -> bool:
+    """True where torch will use no GPU in this process, because it was forked from one that had touched CUDA.
+
+    Asked in the supervisor, right after the fork: the driver itself answers "not initialised" there.
+    """
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and bool(getattr(cuda, "_is_in_bad_fork", bool)())
+
+
+def pause_openmp() -> None:
+    """End the thread pools of every GNU libgomp here, in the thread that is about to fork.
+
+    A forked child has no copy of the pool's threads, and waits for them for ever in its first parallel region;
+    omp_pause_resource_all(omp_pause_hard) makes parent and child build new ones on demand. LLVM's and Intel's OpenMP
+    see to it themselves, and the latter hangs when it is paused twice: only libgomp is touched.
+    """
+    for path in _mapped("libgomp"):
+        with contextlib.suppress(OSError, AttributeError):  # AttributeError: older than GCC 9
+            ctypes.CDLL(path, mode=os.RTLD_NOLOAD).omp_pause_resource_all(_OMP_PAUSE_HARD)
+
+
+def _mapped(name: str) -> set[str]:
+    """The paths of the shared libraries in this process whose file name starts with ``name``."""
+    with open("/proc/self/maps", encoding=sys.getfilesystemencoding(), errors="surrogateescape") as maps:
+        paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if line.count("/") > 0}
+    return {path for path in paths if os.path.basename(path).startswith(name)}
+
+
+def random_state() -> Any:
+    """The state of Python's own generator, for ``settle_random`` in a later fork: CPython reseeds it in every one."""
+    return random.getstate()
+
+
+def settle_random(before_fork: Any) -> None:
+    """Generators that nobody seeded get a seed of their own in each job; what the app seeded goes on from there.
+
+    Runs in the job. ``before_fork`` is ``random_state()`` of main. numpy tells of a seed by having no seed sequence
+    left, torch by one that fits 32 bits, which the ones it draws itself do not. Python's ``random`` tells nothing: it
+    is given back its state where one of the others was seeded, since apps seed all of them or none.
+    """
+    seeded = False
+    numpy = sys.modules.get("numpy.random.mtrand")
+    if numpy is not None:
+        if getattr(numpy._rand._bit_generator, "_seed_seq", None) is None:
+            seeded = True
+        else:
+            numpy._rand.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "initial_seed"):
+        if torch.initial_seed() < 2**32:
+            seeded = True
+        else:
+            torch.default_generator.seed()
+    if seeded:
+        random.setstate(before_fork)
+
+
+def limit_threads(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """The thread variables for a job that may use so many threads; what ``environ`` sets already is left out.
+
+    Where the user set one of them, none is added: half of a choice would beat the other half.
+    """
+    if any(environ.get(name) for name in THREAD_VARIABLES):
+        return {}
+    return dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+def apply_threads(threads: int) -> None:
+    """Tell the numeric libraries that are loaded already, and do not read their variables again.
+
+    Runs in the job, after ``pause_openmp`` in the process that forked it.
+    """
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(limits=threads)
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "set_num_threads"):
+        torch.set_num_threads(threads)
+
+
+def enable_faulthandler() -> None:
+    """A segmentation fault leaves its traceback on stderr, unless the app has arranged its own."""
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=2)
+
+
+def freeze_garbage() -> None:
+    """Never collect what the app made: its finalizers are user code, and the collector's marks would copy the pages."""
+    gc.freeze()
+
+
+def forget_exit_hooks() -> list[weakref.ref[logging.Handler]]:
+    """Drop what the app registered for *its* exit: it would remove the app's files, or end the app's processes.
+
+    Runs in the job, before user code; what the job registers from here on is its own. Gives the log handlers that are
+    the app's, for ``run_exit_hooks``.
+    """
+    atexit._clear()
+    finalize: Any = weakref.finalize
+    finalize._registry.clear()
+    finalize._registered_with_atexit = False
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process._children.clear()
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util._finalizer_registry.clear()
+        util._run_after_forkers()  # queues and pools of the app learn that they are in another process
+        atexit.register(util._exit_function)  # importing it registered this, for the children of whoever imports it
+    return list(logging._handlerList)  # type: ignore[attr-defined]
+
+
+def run_exit_hooks(of_the_app: list[weakref.ref[logging.Handler]]) -> None:
+    """What an interpreter does at its exit: join threads and executors, run atexit, flush the job's log handlers.
+
+    Runs in the job, in its main thread. threading's own shutdown comes first, as in the interpreter, since it also ends
+    the executors of concurrent.futures; multiprocessing's hook, among the atexit ones, joins its children.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    mine: Any = [ref for ref in logging._handlerList if ref not in of_the_app]  # type: ignore[attr-defined]
+    logging.shutdown(mine)

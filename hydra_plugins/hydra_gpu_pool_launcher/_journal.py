@@ -1,0 +1,248 @@
+"""The sweep's files: where they are, how they are written so that a cut at any point is seen, and how they are read.
+
+Two kinds of writers: the supervisor appends to the journal; a job writes its own return and outcome. Readers (main,
+reports) only read. Loading a pickle runs code, so ``load_return`` takes only what the user owns, under directories that
+nobody else can write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import pickle
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ._model import ConfigurationError, GpuPoolError, Report, Status
+
+
+class DamagedReturnError(GpuPoolError):
+    """A job's return.pickle is not the file that its outcome.json speaks of, or not one to be trusted."""
+
+
+@dataclass(frozen=True)
+class SweepFiles:
+    """Every path of the sweep in one place. ``sweep_dir`` is absolute; nothing is made or read by asking for a path."""
+
+    sweep_dir: str
+
+    @property
+    def root(self) -> str:
+        """The directory of all that is gpu_pool's own."""
+        return os.path.join(self.sweep_dir, ".gpu_pool")
+
+    @property
+    def journal(self) -> str:
+        """One JSON object per line, one line per event."""
+        return os.path.join(self.root, "journal.jsonl")
+
+    @property
+    def supervisor_log(self) -> str:
+        """The supervisor's own faults."""
+        return os.path.join(self.root, "supervisor.log")
+
+    @property
+    def lock(self) -> str:
+        """Held by the live supervisor; its content is the pid of that sweep's main process."""
+        return os.path.join(self.root, "lock")
+
+    def job_dir(self, num: int) -> str:
+        """The directory of one job's files."""
+        return os.path.join(self.root, "jobs", str(num))
+
+    def output(self, num: int) -> str:
+        """The job's stdout and stderr."""
+        return os.path.join(self.job_dir(num), "output.log")
+
+    def returned(self, num: int) -> str:
+        """The job's return, pickled."""
+        return os.path.join(self.job_dir(num), "return.pickle")
+
+    def outcome(self, num: int) -> str:
+        """What the job says of itself; written last."""
+        return os.path.join(self.job_dir(num), "outcome.json")
+
+    def late(self, num: int) -> str:
+        """What a job returned after it was told to stop."""
+        return os.path.join(self.job_dir(num), "late.pickle")
+
+
+def make_private_dir(path: str) -> None:
+    """Make the directory, and those above it, without write permission for group and others, whatever the umask."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o755)
+
+
+def open_to_append(path: str) -> int:
+    """A descriptor that appends, to a file that group and others cannot write; a symbolic link is not followed."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+
+def claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
+    """Take the sweep directory for this process: the descriptor of its lock, held until it is closed.
+
+    Runs in the supervisor, since a lock is shared with every fork made while it is held. ``fresh``: an earlier sweep's
+    files are moved aside, never overwritten. Raises ConfigurationError where another live sweep has the directory.
+    """
+    fd = _lock(files, main_pid)
+    if fresh and os.path.lexists(files.journal):
+        k = 1
+        while os.path.lexists(f"{files.root}.{k}"):
+            k += 1
+        os.rename(files.root, f"{files.root}.{k}")
+        os.close(fd)
+        fd = _lock(files, main_pid)  # of the new directory: whoever was faster has it
+    make_private_dir(os.path.join(files.root, "jobs"))
+    return fd
+
+
+def _lock(files: SweepFiles, main_pid: int) -> int:
+    make_private_dir(files.root)
+    fd = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(fd, 20).decode(errors="replace").strip()
+        os.close(fd)
+        raise ConfigurationError(
+            f"hydra.sweep.dir={files.sweep_dir}: another sweep (process {holder}) is running in this directory; give "
+            "this one a directory of its own, or wait for the other to end."
+        ) from None
+    except OSError as error:
+        if error.errno not in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}:
+            raise  # those say that this file system has no locks: then there is none to respect
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{main_pid}\n".encode(), 0)
+    return fd
+
+
+@dataclass
+class Journal:
+    """The supervisor's end of the journal: ``append`` writes one whole line, seen by readers at once."""
+
+    fd: int
+
+    def append(self, event: str, **facts: Any) -> None:
+        """One event: its name, the time (seconds since the epoch), and what there is to say of it, in JSON."""
+        line = json.dumps({"event": event, "time": round(time.time(), 6), **facts}).encode() + b"\n"
+        while line:
+            line = line[os.write(self.fd, line) :]
+
+
+@dataclass
+class JournalReader:
+    """A reader's end: ``new`` gives the events since the last call, and never half of one."""
+
+    path: str
+    offset: int = 0
+
+    def skip(self) -> None:
+        """Start at the present end."""
+        with contextlib.suppress(FileNotFoundError):
+            self.offset = os.stat(self.path).st_size
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """The events that were appended since. A line that is not whole yet is left for the next call."""
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.offset += len(line)
+                yield json.loads(line)
+
+
+def save_return(files: SweepFiles, num: int, payload: bytes, report: Report) -> None:
+    """Return, then outcome, each written aside, synced and renamed: a job has ended by itself once the second is there.
+
+    Runs in the job's process.
+    """
+    _replace(files.returned(num), payload)
+    outcome = {
+        "status": report.status.value,
+        "error_type": report.error_type,
+        "error_text": report.error_text,
+        "value": report.value,
+        "sha256": report.sha256,
+        "traceback": report.traceback,
+    }
+    _replace(files.outcome(num), json.dumps(outcome).encode())
+
+
+def load_report(files: SweepFiles, num: int) -> Report | None:
+    """What the job says of itself; None where it did not come to say it, or only half."""
+    try:
+        with open(files.outcome(num), encoding="utf-8") as file:
+            outcome = json.load(file)
+        return Report(
+            Status(outcome["status"]),
+            outcome["error_type"],
+            outcome["error_text"],
+            outcome["value"],
+            outcome["sha256"],
+            outcome["traceback"],
+        )
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def load_return(files: SweepFiles, num: int) -> Any:
+    """What the job returned. Runs in main, and runs the code that unpickling runs.
+
+    Raises DamagedReturnError where the file is missing, another's, open to others, or not what outcome.json says.
+    """
+    report = load_report(files, num)
+    if report is None:
+        raise DamagedReturnError(f"{files.outcome(num)} is missing or damaged")
+    for directory in (files.root, os.path.dirname(files.job_dir(num)), files.job_dir(num)):
+        _require_private(directory, os.lstat(directory))
+    try:
+        fd = os.open(files.returned(num), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise DamagedReturnError(f"{files.returned(num)}: {error.strerror}") from None
+    with open(fd, "rb") as file:
+        _require_private(files.returned(num), os.fstat(fd))
+        payload = file.read()
+    if digest(payload) != report.sha256:
+        raise DamagedReturnError(f"{files.returned(num)} is not the file that its outcome.json speaks of")
+    return pickle.loads(payload)
+
+
+def set_aside_late(files: SweepFiles, num: int) -> None:
+    """What a job saved after it was told to stop is kept, under a name that nothing takes for its result."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(files.outcome(num))
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(files.returned(num), files.late(num))
+
+
+def digest(payload: bytes) -> str:
+    """The SHA-256 of the bytes, in hexadecimal."""
+    return hashlib.sha256(payload).hexdigest()
+
+
+def _require_private(path: str, found: os.stat_result) -> None:
+    if found.st_uid != os.getuid():
+        raise DamagedReturnError(f"{path} belongs to user {found.st_uid}: its pickles are not loaded")
+    if stat.S_ISLNK(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DamagedReturnError(f"{path} can be written by others: its pickles are not loaded")
+
+
+def _replace(path: str, content: bytes) -> None:
+    aside = f"{path}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(aside)
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with open(fd, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(fd)
+    os.rename(aside, path)

@@ -1,0 +1,114 @@
+"""The pool for plain Python, without a Hydra app: ``GpuPool(gpus=[0, 1], per_gpu=2).map(train, kwargs_list)``."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _devices
+from ._display import Lines, log
+from ._job import Result, call
+from ._journal import SweepFiles
+from ._model import Job, Status
+from ._pool import Request
+from ._process import require_pidfd
+from ._settings import checked
+from ._supervisor import settle, with_remote_traceback
+from ._sweep import launch_line, start_supervisor
+
+_temporary: list[tempfile.TemporaryDirectory[str]] = []  # kept for the outcomes' logs, which outlive their pool
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """How one call ended.
+
+    ``value``: what the function returned, None unless COMPLETED. ``error``: what it raised, or a JobError where its
+    process did not live to say. ``seconds``: from its fork to its end, None where it never started. ``log``: the path
+    of its stdout and stderr.
+    """
+
+    status: Status
+    value: Any
+    error: BaseException | None
+    seconds: float | None
+    log: str
+
+
+class GpuPool:
+    """Runs calls of a function side by side on this machine's GPUs, each in a process forked from this one.
+
+    The keyword arguments are the keys of ``hydra/launcher=gpu_pool``, with the same defaults. ``dir``: where logs and
+    results are kept; by default a temporary directory that is removed when this process exits. Raises
+    ConfigurationError.
+    """
+
+    def __init__(self, *, dir: str | os.PathLike[str] | None = None, **config: Any) -> None:  # noqa: A002
+        require_pidfd()
+        self._settings = checked(config, prefix="")
+        self._layout, lines = _devices.layout(self._settings, os.environ)
+        for line in lines:
+            log.info("%s", line)
+        if dir is None:
+            _temporary.append(tempfile.TemporaryDirectory(prefix="gpu_pool-"))
+            dir = _temporary[-1].name  # noqa: A001
+        self._dir = os.path.abspath(dir)
+
+    def map(self, function: Callable[..., Any], kwargs_list: Sequence[Mapping[str, Any]]) -> list[JobOutcome]:
+        """Call ``function(**kwargs)`` for each of the list, and block until each has ended; one outcome each, in order.
+
+        Neither the function nor its arguments are pickled; what it returns is. Raises for no call: a failed one is an
+        outcome with its error. Raises ConfigurationError where this process cannot be forked.
+        """
+        calls = [dict(kwargs) for kwargs in kwargs_list]
+        jobs = tuple(
+            Job(num, tuple(f"{name}={reprlib.repr(value)}" for name, value in kwargs.items()))
+            for num, kwargs in enumerate(calls)
+        )
+        if not jobs:
+            return []
+        files = SweepFiles(self._dir)
+        lines = Lines(jobs, files)
+        quiet = self._settings.progress == "none"
+        supervisor = start_supervisor(_CallBody(function, calls), self._layout, self._settings)
+        try:
+            log.info("%s", launch_line(len(jobs), self._layout))
+            request = Request(jobs, files, dict(os.environ), os.getcwd(), fresh=True)
+            ends = supervisor.run(request, (lambda _: None) if quiet else lines.show)
+        finally:
+            supervisor.close()
+        if not quiet:
+            lines.summary()
+        return [_outcome(job, files, ends.get(job.num)) for job in jobs]
+
+
+class _CallBody:
+    """What a job's process runs: the call of its number."""
+
+    def __init__(self, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> None:
+        self._function = function
+        self._calls = calls
+
+    def run(self, job: Job) -> Result:
+        value = call(job, self._function, **self._calls[job.num])
+        return Result(payload=value, value=value)
+
+    def failure(self, job: Job, error: Exception, instead_of: Result | None = None) -> Result:  # noqa: ARG002
+        return Result(payload=error, error=error)
+
+
+def _outcome(job: Job, files: SweepFiles, end: Mapping[str, Any] | None) -> JobOutcome:
+    settled = settle(job, files, dict(end) if end is not None else None)
+    log_path, seconds = files.output(job.num), end.get("seconds") if end is not None else None
+    if settled.error is not None:
+        cancelled = end is not None and end["status"] == Status.CANCELLED.value
+        return JobOutcome(Status.CANCELLED if cancelled else Status.FAILED, None, settled.error, seconds, log_path)
+    if settled.failed:
+        return JobOutcome(
+            Status.FAILED, None, with_remote_traceback(settled.payload, settled.traceback), seconds, log_path
+        )
+    return JobOutcome(Status.COMPLETED, settled.payload, None, seconds, log_path)

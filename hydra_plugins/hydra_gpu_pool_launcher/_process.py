@@ -1,0 +1,332 @@
+"""All calls to the operating system that concern processes: fork, pidfd, process groups, subreaper, waiting.
+
+Nothing here knows of jobs, GPUs or files. A ``Family`` is a set of child processes, the *leaders*, each with its whole
+tree; it is used by one single-threaded process, which is a child subreaper. So is each leader: while it runs, what
+daemonizes below it hangs on the leader, and when the leader dies, on us. So everything is found again, whatever session
+or process group it went to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ._model import ConfigurationError, Exit
+
+_SYS_PIDFD_OPEN = 434
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_IONBF = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def pidfd_open(pid: int) -> int:
+    """A close-on-exec descriptor that becomes readable when the process ends, its other threads and children or not.
+
+    By ctypes where Python has no ``os.pidfd_open`` although the kernel knows it (conda's, and older standalone builds).
+    """
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    fd: int = _libc.syscall(_SYS_PIDFD_OPEN, pid, 0)
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return fd
+
+
+def require_pidfd() -> None:
+    """Refuse, with the reason, a system on which a process's end cannot be waited for."""
+    if sys.platform != "linux":
+        raise ConfigurationError(f"gpu_pool needs Linux 5.4 or newer; this is {sys.platform}.")
+    try:
+        os.close(pidfd_open(os.getpid()))
+    except OSError as error:
+        raise ConfigurationError(
+            f"gpu_pool needs the system call pidfd_open, which is refused here ({error.strerror}): Linux 5.4 or newer "
+            f"has it (this is {os.uname().release}), and a container's seccomp profile must allow it."
+        ) from error
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children, not those of init (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL for this process when the thread that forked it ends; at once if that was before this call."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}): {os.strerror(ctypes.get_errno())}")
+
+
+def flush_c_streams() -> None:
+    """What C code has printed leaves its buffers: os._exit does not flush them, and a fork copies them."""
+    _libc.fflush(None)
+
+
+def flush_streams() -> None:
+    """What Python and C code has printed leaves its buffers, where the streams are still open."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    flush_c_streams()
+
+
+def unbuffer_c_streams() -> None:
+    """What C code prints from here on is not kept in buffers, which would be lost when the process is killed."""
+    flush_c_streams()
+    for name in ("stdout", "stderr"):
+        _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, name), None, _IONBF, ctypes.c_size_t(0))
+
+
+def raise_oom_score(by: int) -> None:
+    """Make this process, and what it starts, a likelier choice of the kernel's out-of-memory killer."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+        score = min(int(file.read()) + by, 1000)
+        file.seek(0)
+        file.write(str(score))
+
+
+def redirect(source: int, *targets: int) -> None:
+    """Make the targets, which other programs may inherit, refer to the file of ``source``, which is closed."""
+    for target in targets:
+        os.dup2(source, target, inheritable=True)
+    if source not in targets:
+        os.close(source)
+
+
+def fork(main: Callable[[frozenset[int]], int]) -> int:
+    """The pid of a child that runs ``main`` and exits with what it returns.
+
+    All signals are blocked in the child, since one that came right after the fork would be lost: ``main`` gets the
+    caller's mask, and sets it when its handlers are in place. An exception that it lets out is printed to its stderr,
+    exit code 70. Raises OSError (EAGAIN, ENOMEM) where the system refuses.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns where other threads exist; whether that is safe here is decided before, and better.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            _run_and_exit(main, mask)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def _run_and_exit(main: Callable[[frozenset[int]], int], mask: Iterable[int]) -> None:
+    code = 70
+    try:
+        code = main(frozenset(mask))
+    except BaseException:
+        with contextlib.suppress(BaseException):
+            os.write(2, traceback.format_exc().encode(errors="replace"))
+    finally:
+        os._exit(code)
+
+
+def children() -> set[int]:
+    """The pids of the children of this single-threaded process, zombies included.
+
+    The kernel may leave some out when one of them ends during the reading (proc(5)): read until two readings agree.
+    """
+    before = _children()
+    while (now := _children()) != before:
+        before = now
+    return now
+
+
+def _children() -> set[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return {int(pid) for pid in file.read().split()}
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == os.getpid()}
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+@dataclass
+class _Leader:
+    pid: int
+    pidfd: int
+
+
+@dataclass
+class Family:
+    """The leaders that this process started, by key, and whatever of their trees fell to this process.
+
+    ``wait`` is the one place that blocks. Every child of this process that is not a running leader is taken for a
+    remnant of an ended one, and killed: nothing else here may start processes.
+    """
+
+    _leaders: dict[int, _Leader] = field(default_factory=dict)
+    _ended: dict[int, Exit] = field(default_factory=dict)  # the leader is reaped, remnants may be left
+    _remnants: dict[int, int] = field(default_factory=dict)  # pid: pidfd
+    _abandoned: set[int] = field(default_factory=set)
+
+    def descriptors(self) -> list[int]:
+        """The descriptors that are ours and that a child must close."""
+        return [*(leader.pidfd for leader in self._leaders.values()), *self._remnants.values()]
+
+    def start(self, key: int, main: Callable[[frozenset[int]], int]) -> int:
+        """Fork a leader, see ``fork``; its pid. The child must make itself a session leader and a subreaper."""
+        pid = fork(main)
+        self._leaders[key] = _Leader(pid, pidfd_open(pid))
+        return pid
+
+    def signal(self, key: int, signum: int) -> None:
+        """To the leader alone: what it started is its own to end, politely."""
+        if key in self._leaders:
+            os.kill(self._leaders[key].pid, signum)  # it is our child and not reaped: the pid is its own
+
+    def kill(self, key: int) -> None:
+        """SIGKILL to the leader and its process group. What left the group falls to us when the leader is gone."""
+        if key in self._leaders:
+            _kill_group(self._leaders[key].pid)
+            os.kill(self._leaders[key].pid, signal.SIGKILL)  # before its setsid, there is no such group
+
+    def abandon(self, key: int) -> None:
+        """Wait no longer for this leader, nor for any remnant that is there now."""
+        leader = self._leaders.pop(key, None)
+        if leader is not None:
+            os.close(leader.pidfd)
+            self._abandoned.add(leader.pid)
+        self._ended.pop(key, None)
+        for pid, pidfd in self._remnants.items():
+            os.close(pidfd)
+            self._abandoned.add(pid)
+        self._remnants.clear()
+
+    def wait(self, timeout: float | None, watch: Iterable[int] = ()) -> tuple[dict[int, Exit | None], list[int]]:
+        """Block until something ends, a watched descriptor is readable, or ``timeout`` seconds have passed.
+
+        Gives the keys that made a step (None: the leader is gone, remnants are left; an Exit: all of its tree is gone)
+        and the watched descriptors that are readable.
+        """
+        by_fd = {leader.pidfd: key for key, leader in self._leaders.items()}
+        if self._ended and not self._remnants:  # what they waited for was abandoned: nothing would wake us
+            timeout = 0
+        ready = wait_readable([*by_fd, *self._remnants.values(), *watch], timeout)
+        steps: dict[int, Exit | None] = {}
+        for key in (by_fd[fd] for fd in ready if fd in by_fd):
+            leader = self._leaders.pop(key)
+            os.close(leader.pidfd)
+            self._ended[key] = _end_of(leader.pid)
+            steps[key] = None
+        if self._ended and self._clear():
+            steps.update(self._ended)
+            self._ended.clear()
+        return steps, [fd for fd in ready if fd not in by_fd and fd in watch]
+
+    def _clear(self) -> bool:
+        """End what ended leaders left behind; True when there is nothing more of it."""
+        while True:
+            known = {leader.pid for leader in self._leaders.values()} | self._remnants.keys() | self._abandoned
+            for pid in children() - known:
+                _kill_group(pid)  # it may lead a group of its own, with members that are not our children
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                self._remnants[pid] = pidfd_open(pid)
+            reaped = [pid for pid in (*self._remnants, *self._abandoned) if _reaped(pid)]
+            for pid in reaped:
+                self._abandoned.discard(pid)
+                if pid in self._remnants:
+                    os.close(self._remnants.pop(pid))
+            if not reaped:  # whoever is reaped may have left children of its own, to us
+                return not self._remnants
+
+
+def _kill_group(pgid: int) -> None:
+    try:
+        os.killpg(pgid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # nobody there, or nobody of ours (a member that changed its user)
+
+
+def _reaped(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def _end_of(pid: int) -> Exit:
+    """Reap a leader that is gone, its group first: while the zombie holds the pid, the group's number is its own."""
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    _kill_group(pid)
+    _, status, usage = os.wait4(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return Exit(
+        code=code if code >= 0 else None,
+        signal=-code if code < 0 else None,
+        cpu_s=usage.ru_utime + usage.ru_stime,
+        peak_mb=usage.ru_maxrss * 1024 / 1e6,
+    )
+
+
+def end_all_children(within_s: float) -> None:
+    """SIGKILL and reap every child of this process, and what falls to it meanwhile, for so many seconds at most."""
+    deadline = time.monotonic() + within_s
+    while pids := children():
+        pidfds = []
+        for pid in pids:
+            _kill_group(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            pidfds.append(pidfd_open(pid))
+        wait_readable(pidfds, deadline - time.monotonic())
+        for fd in pidfds:
+            os.close(fd)
+        if not {pid for pid in pids if _reaped(pid)} and time.monotonic() >= deadline:
+            return
+
+
+def wait_readable(fds: Iterable[int], timeout: float | None = None) -> list[int]:
+    """Block until one of the descriptors is readable or ``timeout`` seconds have passed; which ones are readable.
+
+    A Python signal handler may run meanwhile. With poll(2), since select(2) fails beyond descriptor 1023 and an epoll
+    object is a descriptor of its own.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    longest_s = 86400.0 * 20  # poll(2) counts milliseconds in 31 bits
+    return [fd for fd, _ in poll.poll(None if timeout is None else math.ceil(1000 * min(max(timeout, 0), longest_s)))]
+
+
+def wait_writable(fd: int, unless_readable: int) -> bool:
+    """Block until the descriptor takes bytes again (True), or the other one is readable (False)."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    poll.register(unless_readable, select.POLLIN)
+    return unless_readable not in dict(poll.poll())
+
+
+def wakeup_pipe() -> tuple[int, int]:
+    """The two ends of a pipe that becomes readable, with the number of the signal, when a handled signal arrives."""
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    return read, write

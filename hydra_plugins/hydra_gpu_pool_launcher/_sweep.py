@@ -1,0 +1,190 @@
+"""A Hydra sweep: overrides in, JobReturns out; and what a job's process runs for Hydra."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobRuntime, JobStatus, filter_overrides, run_job, setup_globals
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from . import _devices
+from ._display import Lines
+from ._interpreter import other_threads
+from ._job import Result, call
+from ._journal import SweepFiles
+from ._model import ConfigurationError, Job, Layout, Settings
+from ._pool import Request
+from ._process import require_pidfd
+from ._settings import checked
+from ._supervisor import App, Supervisor, settle, with_remote_traceback
+
+log = logging.getLogger("gpu_pool")
+
+_newest: weakref.ref[Supervisor] | None = None
+
+
+class Sweep:
+    """One sweep, from the launcher's setup on: its settings, its slots, its supervisor. Lives in main."""
+
+    def __init__(
+        self, raw: Mapping[str, Any], hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        require_pidfd()
+        self._settings = checked(plain(raw))
+        refuse_visibility(config)
+        self._layout, lines = _devices.layout(self._settings, os.environ)
+        for line in lines:
+            log.info("%s", line)
+        # Resolved before the fork: ${now:...} is kept in the config from then on, and a job must not ask again.
+        self._config = config
+        self._sweep_dir = str(config.hydra.sweep.dir)
+        self._launches = 0
+        self._supervisor = start_supervisor(
+            _HydraBody(hydra_context, task_function, config), self._layout, self._settings
+        )
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
+        """See ``GpuPoolLauncher.launch``."""
+        jobs = tuple(Job(initial_job_idx + i, tuple(overrides)) for i, overrides in enumerate(job_overrides))
+        if not jobs:
+            return []
+        files = SweepFiles(os.path.abspath(self._sweep_dir))
+        self._supervisor.renew()
+        log.info("%s", launch_line(len(jobs), self._layout))
+        if self._launches == 1 and len(jobs) < self._layout.jobs_at_once:
+            log.info(
+                "%d of %d slots stay idle in each batch: let the sweeper's batch (n_jobs, max_batch_size) be a "
+                "multiple of the slots.",
+                self._layout.jobs_at_once - len(jobs),
+                self._layout.jobs_at_once,
+            )
+        request = Request(jobs, files, dict(os.environ), os.getcwd(), fresh=self._launches == 0)
+        lines = Lines(jobs, files)
+        quiet = self._settings.progress == "none"
+        ends = self._supervisor.run(request, (lambda _: None) if quiet else lines.show)
+        self._launches += 1
+        if not quiet:
+            lines.summary()
+        return [_job_return(job, files, ends.get(job.num)) for job in jobs]
+
+
+def start_supervisor(body: Any, layout: Layout, settings: Settings) -> Supervisor:
+    """A supervisor for this app, forked from it as it is now. Raises ConfigurationError where that is not safe."""
+    threads = other_threads()
+    if threads:
+        log.warning(
+            "%d other threads run in the main process (%s): a lock that one of them holds while a job is forked stays "
+            "locked in the job.",
+            len(threads),
+            ", ".join(threads),
+        )
+    global _newest  # noqa: PLW0603
+    previous = _newest() if _newest is not None else None
+    if previous is not None and not previous.busy:
+        previous.close()  # of a sweep that is over, but whose launcher something still refers to, a traceback say
+    supervisor = Supervisor(
+        App(
+            body=body,
+            layout=layout,
+            kill_grace_s=settings.kill_grace_s,
+            threads_per_job=settings.threads_per_job,
+            cores=_devices.cores(),
+            devices=functools.partial(_devices.visibility, layout),
+        )
+    )
+    supervisor.start()
+    _newest = weakref.ref(supervisor)
+    return supervisor
+
+
+def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys as Hydra hands them over, in Python's own containers."""
+    return {
+        key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        for key, value in raw.items()
+    }
+
+
+def launch_line(jobs: int, layout: Layout) -> str:
+    """What is about to run where; its absence tells that this launcher was not chosen."""
+    at_once = layout.jobs_at_once
+    where = "CPU slots" if layout.on_cpu else f"slots of GPU {', '.join(device.label for device in layout.devices)}"
+    return f"gpu_pool: {jobs} {'job' if jobs == 1 else 'jobs'}, {at_once} at once, on {where}"
+
+
+def refuse_visibility(config: DictConfig) -> None:
+    """``hydra.job.env_set`` is applied by run_job, after us: there, such a variable would silently beat the slot."""
+    for name in config.hydra.job.env_set:
+        if name in _devices.VISIBILITY_VARIABLES:
+            raise ConfigurationError(
+                f"hydra.job.env_set.{name}={config.hydra.job.env_set[name]!r}: gpu_pool sets the visible devices of "
+                "each job itself; remove it there, and choose devices with hydra.launcher.gpus."
+            )
+
+
+class _HydraBody:
+    """What a job's process runs: compose, then Hydra's run_job."""
+
+    def __init__(self, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._hydra_context = hydra_context
+        self._task_function = task_function
+        self._config = config
+
+    def run(self, job: Job) -> Result:
+        setup_globals()
+        config = self._hydra_context.config_loader.load_sweep_config(self._config, list(job.overrides))
+        with open_dict(config):
+            config.hydra.job.id = str(job.num)
+            config.hydra.job.num = job.num
+        refuse_visibility(config)
+
+        @functools.wraps(self._task_function)
+        def task_function(task_config: DictConfig) -> Any:
+            return call(job, self._task_function, task_config)
+
+        ret = run_job(
+            hydra_context=self._hydra_context,
+            task_function=task_function,
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+        if ret.status == JobStatus.FAILED:
+            return Result(ret, error=ret._return_value)
+        return Result(ret, value=ret._return_value)
+
+    def failure(self, job: Job, error: Exception, instead_of: Result | None = None) -> Result:
+        if instead_of is not None and isinstance(instead_of.payload, JobReturn):
+            ret = copy.copy(instead_of.payload)
+            ret.status, ret.return_value = JobStatus.FAILED, error
+            return Result(ret, error=error)
+        return Result(_failed(job, error), error=error)
+
+
+def _failed(job: Job, error: Exception) -> JobReturn:
+    """The JobReturn of a job that made none."""
+    ret = JobReturn(
+        overrides=list(filter_overrides(job.overrides)),
+        task_name=JobRuntime.instance().get("name"),
+        status=JobStatus.FAILED,
+    )
+    ret.return_value = error
+    return ret
+
+
+def _job_return(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> JobReturn:
+    settled = settle(job, files, end)
+    if settled.error is not None:
+        return _failed(job, settled.error)
+    ret = settled.payload
+    assert isinstance(ret, JobReturn)
+    if ret.status == JobStatus.FAILED:
+        with_remote_traceback(ret._return_value, settled.traceback)
+    return ret
