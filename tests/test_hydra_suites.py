@@ -23,18 +23,20 @@ def test_hydra_finds_the_launcher() -> None:
     assert names.count(GpuPoolLauncher.__name__) == 1
 
 
-@pytest.mark.parametrize("launcher_name, overrides", [("gpu_pool", []), ("gpu_pool", ["hydra.launcher.gpus=[0,1]"])])
+@pytest.mark.parametrize(
+    ("launcher_name", "overrides"), [("gpu_pool", []), ("gpu_pool", ["hydra.launcher.gpus=[0,1]"])]
+)
 class TestLauncher(LauncherTestSuite):
     pass
 
 
-@pytest.mark.parametrize("launcher_name, overrides", [("gpu_pool", ["hydra.sweeper.max_batch_size=2"])])
+@pytest.mark.parametrize(("launcher_name", "overrides"), [("gpu_pool", ["hydra.sweeper.max_batch_size=2"])])
 class TestBatchedSweeper(BatchedSweeperTestSuite):
     pass
 
 
 @pytest.mark.parametrize(
-    "task_launcher_cfg, extra_flags", [({}, ["-m", "hydra/launcher=gpu_pool", "hydra.launcher.cpu_slots=2"])]
+    ("task_launcher_cfg", "extra_flags"), [({}, ["-m", "hydra/launcher=gpu_pool", "hydra.launcher.cpu_slots=2"])]
 )
 class TestIntegration(IntegrationTestSuite):
     pass

@@ -37,12 +37,12 @@ def _need(ok: bool) -> None:
         raise ValueError
 
 
-def _whole(least: int) -> _Rule:
+def _whole(least: int, most: float = math.inf) -> _Rule:
     def check(value: Any) -> int:
-        _need(isinstance(value, int) and not isinstance(value, bool) and value >= least)
+        _need(isinstance(value, int) and not isinstance(value, bool) and least <= value <= most)
         return int(value)
 
-    return check, f"a whole number, at least {least}"
+    return check, f"a whole number, at least {least}" if most == math.inf else f"a whole number from {least} to {most}"
 
 
 def _number(least: float = 0.0, *, above: bool = False) -> _Rule:
@@ -107,7 +107,7 @@ def _ids(value: Any) -> str | tuple[str, ...]:
     if isinstance(value, str):
         if value.strip() == "auto":
             return "auto"
-        value = value.split(",") if value.strip() else ()
+        value = value.split(",")  # an empty string, a shell variable that nobody set say, has no id in it
     elif isinstance(value, int):
         value = (value,)
     _need(isinstance(value, (list, tuple, range)))
@@ -120,9 +120,9 @@ _BOOL: _Rule = (_yes_or_no, "true or false")
 # Per key: its default, its rule.
 _KEYS: Mapping[str, tuple[Any, _Rule]] = {
     "gpus": ("auto", (_ids, _GPUS)),
-    "per_gpu": (1, _whole(1)),
+    "per_gpu": (1, _whole(1, 1000)),
     "gpus_per_job": (1, _whole(1)),
-    "cpu_slots": (None, _or_null(_whole(1))),
+    "cpu_slots": (None, _or_null(_whole(1, 1000))),
     "mode": ("single", _word("single", "ddp")),
     "start_method": ("auto", _word("auto", "fork", "forkserver", "spawn")),
     "threads_per_job": ("auto", _or_auto(_whole(1))),

@@ -19,6 +19,7 @@ from ._display import Lines
 from ._interpreter import other_threads
 from ._job import Result, call
 from ._journal import SweepFiles
+from ._machine import cores
 from ._model import ConfigurationError, Job, Layout, Settings
 from ._pool import Request
 from ._process import require_pidfd
@@ -85,7 +86,7 @@ def start_supervisor(body: Any, layout: Layout, settings: Settings) -> Superviso
             len(threads),
             ", ".join(threads),
         )
-    global _newest  # noqa: PLW0603
+    global _newest
     previous = _newest() if _newest is not None else None
     if previous is not None and not previous.busy:
         previous.close()  # of a sweep that is over, but whose launcher something still refers to, a traceback say
@@ -95,7 +96,7 @@ def start_supervisor(body: Any, layout: Layout, settings: Settings) -> Superviso
             layout=layout,
             kill_grace_s=settings.kill_grace_s,
             threads_per_job=settings.threads_per_job,
-            cores=_devices.cores(),
+            cores=cores(),
             devices=functools.partial(_devices.visibility, layout),
         )
     )

@@ -1,0 +1,242 @@
+"""GpuPool.map: one outcome per call, in order, whatever the call does."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import pickle
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydra_plugins.hydra_gpu_pool_launcher import (
+    ConfigurationError,
+    GpuPool,
+    JobCancelledError,
+    JobCrashedError,
+    JobError,
+    JobOutcome,
+    Status,
+)
+
+
+def outcomes(directory: Path, function: Any, *calls: dict[str, Any], **config: Any) -> list[JobOutcome]:
+    return GpuPool(dir=directory, **{"cpu_slots": 2, **config}).map(function, calls)
+
+
+def outcome(directory: Path, function: Any, **kwargs: Any) -> JobOutcome:
+    return outcomes(directory, function, kwargs)[0]
+
+
+def test_outcomes_come_in_the_order_of_the_calls_not_of_their_ends(tmp_path: Path) -> None:
+    read, write = os.pipe()
+
+    def job(x: int) -> int:
+        if x == 0:
+            os.read(read, 1)  # ends last: after job 2, on the other slot
+        if x == 2:
+            os.write(write, b"x")
+        return x * x
+
+    results = outcomes(tmp_path, job, *({"x": x} for x in range(3)))
+    assert [(o.status, o.value) for o in results] == [(Status.COMPLETED, x * x) for x in range(3)]
+    os.close(read)
+    os.close(write)
+
+
+def test_no_calls_are_no_outcomes(tmp_path: Path) -> None:
+    assert outcomes(tmp_path, print) == []
+
+
+def test_neither_function_nor_arguments_are_pickled(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    assert outcome(tmp_path, lambda lock, inner: (inner(), lock.locked()), lock=lock, inner=lambda: 7).value == (
+        7,
+        False,
+    )
+
+
+def test_an_exception_is_passed_on_as_it_is_with_its_traceback_as_text(tmp_path: Path) -> None:
+    def the_culprit() -> None:
+        raise KeyError("missing", 3)
+
+    result = outcome(tmp_path, the_culprit)
+    assert result.status is Status.FAILED
+    assert type(result.error) is KeyError
+    assert result.error.args == ("missing", 3)
+    assert "in the_culprit" in str(result.error.__cause__)
+    assert "_job.py" not in str(result.error.__cause__)
+
+
+class OtherArgumentsError(Exception):
+    """Pickles, and cannot be unpickled."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def raise_(error: BaseException) -> Any:
+    raise error
+
+
+def local_error() -> None:
+    class LocalError(Exception):
+        pass
+
+    raise LocalError("never to be found")
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda: raise_(OtherArgumentsError(1, 2)), "OtherArgumentsError: 1 and 2"),
+        (local_error, "LocalError: never to be found"),
+        (lambda: raise_(ValueError(threading.Lock())), "ValueError: <unlocked _thread.lock"),
+    ],
+)
+def test_an_exception_that_cannot_travel_is_told_by_type_text_and_traceback(
+    tmp_path: Path, function: Any, text: str
+) -> None:
+    result = outcome(tmp_path, function)
+    assert result.status is Status.FAILED
+    assert type(result.error) is JobError
+    assert str(result.error).startswith("job 0 raised ")
+    assert text in str(result.error)
+    assert text in str(result.error.__cause__)
+
+
+def test_an_exception_without_a_text_is_still_an_outcome(tmp_path: Path) -> None:
+    result = outcome(tmp_path, lambda: raise_(UnprintableError()))
+    assert type(result.error) is UnprintableError
+
+
+class Unloadable:
+    """Refuses to be loaded anywhere but in the process that made it, as a CUDA tensor would in main."""
+
+    def __init__(self) -> None:
+        self.maker = os.getpid()
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        if state["maker"] != os.getpid():
+            raise RuntimeError("not here")
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda: lambda: 1, "job 0 returned a value of type function that cannot be sent to the main process"),
+        (threading.Lock, "job 0 returned a value of type _thread.lock that cannot be sent"),
+        (Unloadable, "job 0 returned what the main process cannot load (RuntimeError: not here)"),
+    ],
+)
+def test_a_value_that_cannot_travel_is_a_failure_that_says_so(tmp_path: Path, function: Any, text: str) -> None:
+    results = outcomes(tmp_path, lambda x: function() if x else 5, {"x": 0}, {"x": 1})
+    assert results[0].value == 5
+    assert results[1].status is Status.FAILED
+    assert type(results[1].error) is JobError
+    assert text.replace("job 0", "job 1 (x=1)") in str(results[1].error)
+
+
+def test_large_values_come_back_whole(tmp_path: Path) -> None:
+    value = outcome(tmp_path, lambda: os.urandom(1) * 50_000_000).value
+    assert len(value) == 50_000_000
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_sys_exit_without_an_error_code_is_a_normal_end(tmp_path: Path, code: int | None) -> None:
+    result = outcome(tmp_path, functools.partial(sys.exit, code))
+    assert (result.status, result.value, result.error) == (Status.COMPLETED, None, None)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "text"),
+    [
+        (lambda: sys.exit(3), JobCrashedError, "called sys.exit(3)"),
+        (lambda: sys.exit("no data"), JobCrashedError, "called sys.exit('no data')"),
+        (lambda: os._exit(0), JobCrashedError, "ended with exit code 0 before its task function returned"),
+        (lambda: os._exit(4), JobCrashedError, "ended with exit code 4"),
+        (lambda: raise_(KeyboardInterrupt()), JobError, "raised KeyboardInterrupt"),
+        (lambda: raise_(GeneratorExit()), JobError, "raised GeneratorExit"),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            JobCrashedError,
+            "ended by SIGKILL; perhaps the machine ran out",
+        ),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), JobCrashedError, "ended by SIGSEGV"),
+        (lambda: os.kill(os.getpid(), signal.SIGBUS), JobCrashedError, "ended by SIGBUS; perhaps the shared memory"),
+        (lambda: os.kill(os.getpid(), signal.SIGRTMIN + 3), JobCrashedError, f"ended by signal {signal.SIGRTMIN + 3}"),
+        (lambda: os.killpg(0, signal.SIGKILL), JobCrashedError, "ended by SIGKILL"),
+        (os.abort, JobCrashedError, "ended by SIGABRT"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), JobCancelledError, "SIGTERM was sent to its process"),
+    ],
+)
+def test_whatever_ends_a_job_harms_no_other_and_is_named(tmp_path: Path, function: Any, kind: Any, text: str) -> None:
+    results = outcomes(tmp_path, lambda x: function() if x == 1 else x, *({"x": x} for x in range(4)))
+    assert [o.value for o in results] == [0, None, 2, 3]
+    assert [o.status is Status.COMPLETED for o in results] == [True, False, True, True]
+    assert type(results[1].error) is kind
+    assert text in str(results[1].error)
+    assert "job 1 (x=1)" in str(results[1].error)
+
+
+def test_every_error_of_a_job_pickles(tmp_path: Path) -> None:
+    error = outcome(tmp_path, lambda: os._exit(4)).error
+    assert isinstance(error, JobCrashedError)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.job, again.overrides, again.why) == (
+        JobCrashedError,
+        str(error),
+        error.job,
+        error.overrides,
+        error.why,
+    )
+
+
+@pytest.mark.parametrize("bad", [{"per_gpu": 0}, {"gpus": "all"}, {"per_gpus": 2}])
+def test_bad_arguments_are_refused_by_name(tmp_path: Path, bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{next(iter(bad))}\b"):
+        GpuPool(dir=tmp_path, **bad)
+
+
+def test_a_second_map_in_one_directory_keeps_the_files_of_the_first(tmp_path: Path) -> None:
+    pool = GpuPool(dir=tmp_path, cpu_slots=1)
+    assert [o.value for o in pool.map(print, [{"end": "first\n"}])] == [None]
+    assert Path(pool.map(print, [{"end": "second\n"}])[0].log).read_text() == "second\n"
+    assert (tmp_path / ".gpu_pool.1/jobs/0/output.log").read_text() == "first\n"
+
+
+def test_the_log_outlives_a_pool_without_a_name() -> None:
+    log = GpuPool(cpu_slots=1).map(lambda: print("kept"), [{}])[0].log
+    gc.collect()
+    assert Path(log).read_text() == "kept\n"
+
+
+def test_a_pool_in_a_job_of_a_pool_works(tmp_path: Path) -> None:
+    def job() -> list[Any]:
+        return [o.value for o in outcomes(tmp_path / "inner", lambda x: -x, {"x": 1}, {"x": 2})]
+
+    assert outcome(tmp_path / "outer", job).value == [-1, -2]
+
+
+def test_two_pools_in_two_threads_do_not_meet(tmp_path: Path) -> None:
+    found: dict[str, list[Any]] = {}
+
+    def use(name: str) -> None:
+        found[name] = [o.value for o in outcomes(tmp_path / name, lambda x: (name, x), *({"x": x} for x in range(6)))]
+
+    threads = [threading.Thread(target=use, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {name: [(name, x) for x in range(6)] for name in ("a", "b")}
