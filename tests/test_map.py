@@ -20,17 +20,9 @@ from hydra_plugins.hydra_gpu_pool_launcher import (
     JobCancelledError,
     JobCrashedError,
     JobError,
-    JobOutcome,
     Status,
 )
-
-
-def outcomes(directory: Path, function: Any, *calls: dict[str, Any], **config: Any) -> list[JobOutcome]:
-    return GpuPool(dir=directory, **{"cpu_slots": 2, **config}).map(function, calls)
-
-
-def outcome(directory: Path, function: Any, **kwargs: Any) -> JobOutcome:
-    return outcomes(directory, function, kwargs)[0]
+from tests.pools import outcome, outcomes
 
 
 def test_outcomes_come_in_the_order_of_the_calls_not_of_their_ends(tmp_path: Path) -> None:

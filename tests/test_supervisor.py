@@ -1,0 +1,393 @@
+"""A sweep as a whole set of processes: how it ends when somebody ends it, and that nothing of it is left.
+
+The apps are real ones, in interpreters of their own. Each inherits the write end of a pipe, its *lifeline*: every fork
+of it has it too, so that the pipe ends exactly when the last of them is gone. Jobs report on it when they run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydra_plugins.hydra_gpu_pool_launcher import _process
+from tests.conftest import LIMIT_S
+
+APP = """
+import atexit, ctypes, os, signal, subprocess, sys, threading, time
+import {package}
+from {package} import GpuPool
+
+def report(text=""):
+    os.write(LIFELINE, f"{{os.getpid()}} {{text}}\\n".encode())
+
+def sleeping(x):
+    report()
+    signal.pause()
+
+def hear_nothing(then):
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    then()
+    while True:
+        signal.pause()
+
+def deaf(x):
+    hear_nothing(report)
+
+def with_child(x):
+    child = subprocess.Popen(["sh", "-c", "trap '' TERM; echo; sleep 1000"], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    report(child.pid)
+    signal.pause()
+
+def with_daemon(x):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            hear_nothing(lambda: os.write(write, str(os.getpid()).encode()))
+        os._exit(0)
+    report(os.read(read, 20).decode())
+    signal.pause()
+
+{source}
+"""
+
+RUN = "GpuPool(cpu_slots=2, kill_grace_s={grace}, dir='sweep').map({job}, [dict(x=x) for x in range(3)])"
+
+
+@dataclass
+class App:
+    """A running app: its process, its lifeline, and what has been reported on it."""
+
+    process: subprocess.Popen[str]
+    lifeline: int
+    directory: Path
+    _unread: bytes = b""
+    pidfds: list[int] = field(default_factory=list)
+
+    def report(self) -> str:
+        """Block until the next line; "" when everybody is gone."""
+        while b"\n" not in self._unread:
+            assert _process.wait_readable([self.lifeline], LIMIT_S), "nothing is reported, nobody is gone"
+            got = os.read(self.lifeline, 4096)
+            if not got:
+                return ""
+            self._unread += got
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode()
+
+    def wait_for_jobs(self, count: int) -> list[int]:
+        """The pids of so many jobs; children that they report besides are watched too."""
+        pids = []
+        for _ in range(count):
+            pid, *children = map(int, self.report().split())
+            pids.append(pid)
+            self.pidfds += [_process.pidfd_open(child) for child in (pid, *children)]
+        return pids
+
+    def relatives(self) -> dict[str, int]:
+        """The pids of guard and supervisor."""
+        guard = int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0])
+        supervisor = int(Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0])
+        return {"guard": guard, "supervisor": supervisor}
+
+    def assert_nothing_is_left(self) -> None:
+        """Blocks until all that were forked are gone, and then those that were reported must be."""
+        while self.report():
+            pass
+        for pidfd in self.pidfds:
+            assert _process.wait_readable([pidfd], LIMIT_S), "a process of the sweep is still there"
+
+    def journal(self) -> list[dict[str, Any]]:
+        path = self.directory / "sweep/.gpu_pool/journal.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def ends(self) -> dict[int, tuple[str, str]]:
+        return {e["job"]: (e["status"], e["error_text"]) for e in self.journal() if e["event"] == "end"}
+
+
+StartApp = Callable[..., App]
+
+
+@pytest.fixture
+def start_app(tmp_path: Path) -> Iterator[StartApp]:
+    apps: list[App] = []
+
+    def start(source: str, *, prefix: tuple[str, ...] = (), **popen: Any) -> App:
+        text = APP.format(package="hydra_plugins.hydra_gpu_pool_launcher", source=source)
+        read, write = os.pipe()
+        (tmp_path / "app.py").write_text(f"LIFELINE = {write}\n{text}")
+        process = subprocess.Popen(
+            [*prefix, sys.executable, "app.py"],
+            cwd=tmp_path,
+            pass_fds=[write],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **popen,
+        )
+        os.close(write)
+        apps.append(App(process, read, tmp_path))
+        return apps[-1]
+
+    yield start
+    for app in apps:
+        with contextlib.suppress(ProcessLookupError):
+            app.process.kill()
+        app.process.communicate(timeout=LIMIT_S)
+        os.close(app.lifeline)
+        for pidfd in app.pidfds:
+            os.close(pidfd)
+
+
+KINDS = ["sleeping", "deaf", "with_child", "with_daemon"]
+
+
+@pytest.mark.parametrize("job", KINDS)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_nothing_is_left_of_a_sweep_whose_main_process_is_signalled(
+    start_app: StartApp, signum: signal.Signals, job: str
+) -> None:
+    app = start_app(RUN.format(grace=0.2, job=job))
+    app.wait_for_jobs(2)
+    app.process.send_signal(signum)
+    assert app.process.wait(LIMIT_S) == -signum
+    app.assert_nothing_is_left()
+    ends = app.ends()
+    assert {status for status, _ in ends.values()} == {"CANCELLED"}
+    assert set(ends) == {0, 1, 2}
+
+
+def test_main_ends_only_when_everything_else_has(start_app: StartApp) -> None:
+    app = start_app(RUN.format(grace=0.2, job="with_daemon"))
+    app.wait_for_jobs(2)
+    app.process.terminate()
+    app.process.wait(LIMIT_S)
+    assert _process.wait_readable(app.pidfds, 0) == app.pidfds
+    assert app.report() == ""
+
+
+@pytest.mark.parametrize("who", ["supervisor", "guard"])
+@pytest.mark.parametrize("job", KINDS)
+def test_nothing_is_left_of_a_sweep_whose_supervisor_or_guard_is_killed(
+    start_app: StartApp, who: str, job: str
+) -> None:
+    app = start_app("print([type(o.error).__name__ for o in " + RUN.format(grace=0.2, job=job) + "])")
+    app.wait_for_jobs(2)
+    os.kill(app.relatives()[who], signal.SIGKILL)
+    app.assert_nothing_is_left()
+    out, err = app.process.communicate(timeout=LIMIT_S)
+    assert app.process.returncode == 0, err
+    expected = "JobLostError" if who == "supervisor" else "JobCancelledError"
+    assert out.count(expected) == 3
+
+
+def test_results_survive_the_supervisor(start_app: StartApp) -> None:
+    app = start_app(
+        "def job(x):\n    if x: sleeping(x)\n    return 42\n"
+        "print([o.value for o in GpuPool(cpu_slots=1, dir='sweep').map(job, [{'x': 0}, {'x': 1}])])"
+    )
+    app.wait_for_jobs(1)
+    os.kill(app.relatives()["supervisor"], signal.SIGKILL)
+    app.assert_nothing_is_left()
+    assert app.process.communicate(timeout=LIMIT_S)[0] == "[42, None]\n"
+
+
+@pytest.mark.parametrize("who", ["main", "supervisor"])
+def test_a_sweep_that_is_signalled_process_by_process_ends_as_a_whole(start_app: StartApp, who: str) -> None:
+    app = start_app(RUN.format(grace=0.2, job="sleeping"))
+    jobs = app.wait_for_jobs(2)
+    everybody = [app.process.pid, *app.relatives().values(), *jobs]
+    for pid in everybody if who == "main" else reversed(everybody):
+        os.kill(pid, signal.SIGTERM)
+    app.assert_nothing_is_left()
+    assert app.process.wait(LIMIT_S) == -signal.SIGTERM
+
+
+def test_a_signal_to_the_supervisor_stops_the_sweep_and_main_is_told(start_app: StartApp) -> None:
+    app = start_app("print([str(o.error) for o in " + RUN.format(grace=5, job="sleeping") + "])")
+    app.wait_for_jobs(2)
+    os.kill(app.relatives()["supervisor"], signal.SIGTERM)
+    out, _ = app.process.communicate(timeout=LIMIT_S)
+    app.assert_nothing_is_left()
+    assert "job 0 (x=0) was cancelled: SIGTERM to the supervisor" in out
+    assert "job 2 (x=2) was cancelled: SIGTERM to the supervisor; it was not started" in out
+
+
+def test_ctrl_c_reaches_the_jobs_as_an_interrupt_and_main_as_one(start_app: StartApp) -> None:
+    app = start_app(RUN.format(grace=60, job="sleeping"), start_new_session=True)
+    app.wait_for_jobs(2)
+    os.killpg(app.process.pid, signal.SIGINT)  # as a terminal does: the whole foreground group
+    _, err = app.process.communicate(timeout=LIMIT_S)
+    assert err.endswith("KeyboardInterrupt\n")
+    assert app.process.returncode == -signal.SIGINT
+    for num in (0, 1):
+        assert "KeyboardInterrupt" in (app.directory / f"sweep/.gpu_pool/jobs/{num}/output.log").read_text()
+    assert app.ends()[0] == ("CANCELLED", "was cancelled: Ctrl-C (SIGINT to the main process)")
+    app.assert_nothing_is_left()
+
+
+def test_a_second_ctrl_c_kills_without_waiting_for_the_grace_to_end(start_app: StartApp) -> None:
+    app = start_app(RUN.format(grace=1e6, job="deaf"))
+    app.wait_for_jobs(2)
+    app.process.send_signal(signal.SIGINT)
+    while [e["event"] for e in app.journal()].count("stop") < 2:
+        os.sched_yield()
+    app.process.send_signal(signal.SIGINT)
+    assert app.process.wait(LIMIT_S) == -signal.SIGINT
+    app.assert_nothing_is_left()
+
+
+def test_the_reason_is_on_record_before_the_job_can_know(start_app: StartApp) -> None:
+    app = start_app(
+        "def job(x):\n"
+        "    def told(*_):\n"
+        "        report('stop' if '\"stop\"' in open('sweep/.gpu_pool/journal.jsonl').read() else 'nothing')\n"
+        "        sys.exit(0)\n"
+        "    signal.signal(signal.SIGTERM, told)\n"
+        "    sleeping(x)\n" + RUN.format(grace=60, job="job")
+    )
+    app.wait_for_jobs(2)
+    app.process.terminate()
+    assert {app.report().split()[1] for _ in range(2)} == {"stop"}
+    app.assert_nothing_is_left()
+    assert app.ends()[0] == ("CANCELLED", "was cancelled: SIGTERM to the main process")
+
+
+def test_what_a_stopped_job_returns_is_kept_but_not_as_its_result(start_app: StartApp) -> None:
+    app = start_app(
+        "def job(x):\n"
+        "    try:\n        sleeping(x)\n"
+        "    except KeyboardInterrupt:\n        return 'half'\n" + RUN.format(grace=60, job="job")
+    )
+    app.wait_for_jobs(2)
+    app.process.send_signal(signal.SIGINT)
+    app.assert_nothing_is_left()
+    directory = app.directory / "sweep/.gpu_pool/jobs/0"
+    assert sorted(path.name for path in directory.iterdir()) == ["late.pickle", "output.log"]
+    assert app.ends()[0][0] == "CANCELLED"
+
+
+def test_what_is_ignored_stays_ignored_as_under_nohup(start_app: StartApp) -> None:
+    app = start_app("signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + RUN.format(grace=60, job="sleeping"))
+    app.wait_for_jobs(2)
+    app.process.send_signal(signal.SIGHUP)
+    app.process.send_signal(signal.SIGTERM)
+    assert app.process.wait(LIMIT_S) == -signal.SIGTERM
+    app.assert_nothing_is_left()
+    assert app.ends()[0][1] == "was cancelled: SIGTERM to the main process"
+
+
+def test_an_apps_own_handler_stays_and_may_end_the_sweep_by_raising(start_app: StartApp) -> None:
+    app = start_app(
+        "def handler(*_): raise SystemExit(7)\nsignal.signal(signal.SIGTERM, handler)\n"
+        + RUN.format(grace=60, job="sleeping")
+    )
+    app.wait_for_jobs(2)
+    app.process.terminate()
+    assert app.process.wait(LIMIT_S) == 7
+    app.assert_nothing_is_left()
+    assert app.ends()[0] == ("CANCELLED", "was cancelled: the launcher was closed")
+
+
+def test_handlers_are_the_apps_again_after_the_sweep(start_app: StartApp) -> None:
+    app = start_app(
+        "before = [signal.getsignal(s) for s in (2, 15, 1)]\n"
+        "GpuPool(cpu_slots=1).map(print, [{}])\n"
+        "assert [signal.getsignal(s) for s in (2, 15, 1)] == before\nprint('same')"
+    )
+    assert app.process.communicate(timeout=LIMIT_S) == ("same\n", "")
+
+
+def test_a_job_killed_by_hand_ends_alone(start_app: StartApp) -> None:
+    app = start_app(
+        "def job(x):\n    if x == 0: sleeping(x)\n    return x\n"
+        "calls = [dict(x=x) for x in range(4)]\n"
+        "print([(o.value, str(o.error)) for o in GpuPool(cpu_slots=2, dir='sweep').map(job, calls)])"
+    )
+    (pid,) = app.wait_for_jobs(1)
+    os.kill(pid, signal.SIGTERM)
+    out, _ = app.process.communicate(timeout=LIMIT_S)
+    cancelled = "job 0 (x=0) was cancelled: SIGTERM was sent to its process"
+    assert out == f"{[(None, cancelled), (1, 'None'), (2, 'None'), (3, 'None')]}\n"
+
+
+def test_jobs_go_on_while_main_is_suspended(start_app: StartApp) -> None:
+    app = start_app(
+        "def job(x):\n    report(x)\n    return x\n"
+        "def first(x):\n"
+        "    if x == 0:\n        report('up'); signal.sigwait([signal.SIGUSR1])\n"
+        "    return job(x)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+        "print([o.value for o in GpuPool(cpu_slots=1, dir='sweep').map(first, [{'x': x} for x in range(300)])] "
+        "== list(range(300)))"
+    )
+    pid = int(app.report().split()[0])
+    app.process.send_signal(signal.SIGSTOP)
+    os.kill(pid, signal.SIGUSR1)
+    assert [app.report().split()[1] for _ in range(300)] == [str(x) for x in range(300)]
+    app.process.send_signal(signal.SIGCONT)
+    assert app.process.communicate(timeout=LIMIT_S) == ("True\n", "")
+    app.assert_nothing_is_left()
+
+
+def test_a_sweep_in_a_thread_that_ends_with_it_works(start_app: StartApp) -> None:
+    app = start_app(
+        "found = []\n"
+        "def sweep(): found.extend(o.value for o in GpuPool(cpu_slots=2).map(abs_, [{'x': -1}, {'x': -2}]))\n"
+        "def abs_(x): return abs(x)\n"
+        "thread = threading.Thread(target=sweep); thread.start(); thread.join(); print(found)"
+    )
+    out, err = app.process.communicate(timeout=LIMIT_S)
+    assert out == "[1, 2]\n"
+    assert "other threads run in the main process" not in err or "MainThread" in err
+
+
+def test_as_the_first_process_of_a_container_main_exits_with_the_shells_code(start_app: StartApp) -> None:
+    unshare = shutil.which("unshare")
+    prefix = (unshare or "", "--pid", "--fork", "--kill-child", "--mount-proc")
+    if unshare is None or subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no PID namespace can be made here")
+    app = start_app(
+        "def job(x):\n    if x: os.kill(1, signal.SIGTERM)\n    signal.pause()\n" + RUN.format(grace=60, job="job"),
+        prefix=prefix,
+    )
+    assert app.process.wait(LIMIT_S) == 128 + signal.SIGTERM
+    app.assert_nothing_is_left()
+
+
+def test_a_second_sweep_in_the_directory_of_a_live_one_is_refused_by_its_pid(start_app: StartApp) -> None:
+    first = start_app(RUN.format(grace=0.2, job="sleeping"))
+    first.wait_for_jobs(2)
+    second = start_app(RUN.format(grace=0.2, job="sleeping"))
+    _, err = second.process.communicate(timeout=LIMIT_S)
+    assert f"another sweep (process {first.process.pid}) is running in this directory" in err.splitlines()[-1]
+    assert {e["event"] for e in first.journal()} == {"queued", "start"}
+    first.process.terminate()
+    first.assert_nothing_is_left()
+
+
+def test_no_supervisor_is_left_after_four_sweeps_in_one_process(start_app: StartApp) -> None:
+    app = start_app(
+        "for _ in range(4): GpuPool(cpu_slots=2).map(print, [{}, {}])\n"
+        "print(open(f'/proc/self/task/{os.getpid()}/children').read(), len(os.listdir('/proc/self/fd')), end='')\n"
+        "GpuPool(cpu_slots=2).map(print, [{}])\n"
+        "print('', len(os.listdir('/proc/self/fd')))"
+    )
+    out, _ = app.process.communicate(timeout=LIMIT_S)
+    children, before, after = out.split(" ")
+    assert children == ""
+    assert int(before) == int(after)
