@@ -5,17 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import RunApp
 
 from hydra_plugins.hydra_gpu_pool_launcher import _process
-
-LIMIT_S = 60
-"""Fails a hang; nothing waits for it in a good run."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,27 +44,9 @@ def _no_devices_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-RunApp = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
 @pytest.fixture
 def run_app(tmp_path: Path) -> RunApp:
-    """Write an app to a file, and run it as a user would: ``run_app(source, *arguments, env={}, **Popen's)``."""
-
-    def run(source: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "app.py").write_text(source)
-        return subprocess.run(
-            [sys.executable, "app.py", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-
-    return run
+    return RunApp(tmp_path)
 
 
 def _is_zombie(pid: int) -> bool:

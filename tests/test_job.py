@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import RunApp, outcome, outcomes, value
 
 from hydra_plugins.hydra_gpu_pool_launcher import Status
-from tests.conftest import RunApp
-from tests.pools import outcome, outcomes, value
 
 # --- what it sees ---
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import outcome, outcomes
 
 from hydra_plugins.hydra_gpu_pool_launcher import (
     ConfigurationError,
@@ -22,7 +23,6 @@ from hydra_plugins.hydra_gpu_pool_launcher import (
     JobError,
     Status,
 )
-from tests.pools import outcome, outcomes
 
 
 def test_outcomes_come_in_the_order_of_the_calls_not_of_their_ends(tmp_path: Path) -> None:

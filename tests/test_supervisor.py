@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import LIMIT_S
 
 from hydra_plugins.hydra_gpu_pool_launcher import _process
-from tests.conftest import LIMIT_S
 
 APP = """
 import atexit, ctypes, os, signal, subprocess, sys, threading, time

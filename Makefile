@@ -1,0 +1,47 @@
+# Each target makes the environment in .venv first where there is none, and again where setup.py or requirements/ changed.
+# It needs Python >= 3.10 with its venv module: python3, or another with `make PYTHON=python3.12 demo`.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-all test-gpu check clean
+
+help: ## these lines
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+
+demo: $(INSTALLED) ## the example's sweep: two learning rates, side by side; the files go to multirun/
+	$(BIN)/python example_app/train.py -m lr=1e-3,1e-4 hydra/launcher=gpu_pool
+
+test: $(INSTALLED) ## the tests, in this one environment
+	$(BIN)/pytest
+
+test-gpu: $(INSTALLED) ## the tests that need a real GPU
+	$(BIN)/pytest -m gpu
+
+test-all: $(INSTALLED) ## the tests, in every environment of tox; needs Python 3.10 to 3.13 on PATH
+	$(BIN)/tox run
+
+check: $(INSTALLED) ## types, lint, format
+	$(BIN)/mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+clean: ## remove what these targets made, the environment and the sweeps' outputs included
+	rm -rf .venv .tox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis multirun outputs
+	find hydra_plugins tests example_app -name __pycache__ -prune -exec rm -rf {} +
+
+# Without the stamp, .venv is new or was left half made: begin anew, since pip trusts what an interrupted pip left there.
+# setuptools comes first, and builds in this environment, so that the version that builds is pinned as well.
+$(INSTALLED): setup.py $(wildcard requirements/*.txt)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "gpu_pool needs Python 3.10 or newer, and $(PYTHON) is not: name one, as in make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments: install its venv module (on Debian: python3-venv)" >&2; exit 1; }
+	@test -e $@ || { echo "making .venv, once; this takes a minute or two"; $(PYTHON) -m venv --clear .venv; }
+	@rm -f $@
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c requirements/constraints.txt setuptools
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c requirements/constraints.txt \
+	  --use-pep517 --no-build-isolation -e '.[dev,example]'
+	@touch $@

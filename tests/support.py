@@ -1,0 +1,56 @@
+"""What several tests use: pools on small slots, and apps in files of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool, JobOutcome
+
+LIMIT_S = 60
+"""Fails a hang; nothing waits for it in a good run."""
+
+
+def outcomes(directory: Path, function: Any, *calls: dict[str, Any], **config: Any) -> list[JobOutcome]:
+    """One outcome per call, on two CPU slots unless told otherwise."""
+    return GpuPool(dir=directory, **{"cpu_slots": 2, **config}).map(function, calls)
+
+
+def outcome(directory: Path, function: Any, **kwargs: Any) -> JobOutcome:
+    """The outcome of one call."""
+    return outcomes(directory, function, kwargs)[0]
+
+
+def value(directory: Path, function: Any, **kwargs: Any) -> Any:
+    """What one call returned; raises what it raised."""
+    result = outcome(directory, function, **kwargs)
+    if result.error is not None:
+        raise result.error
+    return result.value
+
+
+@dataclass(frozen=True)
+class RunApp:
+    """Writes an app to a file of a directory, and runs it there as a user would."""
+
+    directory: Path
+
+    def __call__(
+        self, source: str, *arguments: str, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """What the app said, and its exit code; fails when it hangs."""
+        (self.directory / "app.py").write_text(source)
+        return subprocess.run(
+            [sys.executable, "app.py", *arguments],
+            cwd=self.directory,
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
