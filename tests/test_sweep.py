@@ -316,7 +316,7 @@ def test_the_primary_config_may_choose_the_launcher_and_set_its_keys(run_app: Ru
 
 def test_one_line_says_how_many_jobs_run_where_and_the_end_is_a_line_per_job(run_app: RunApp) -> None:
     done = run_app(app("return cfg.x / 3"), *POOL, "+x=1,2", "+lr=0.1", "hydra.launcher.gpus=[2,3]")
-    assert done.stdout.count("gpu_pool: 2 jobs, 2 at once, on slots of GPU 2, 3\n") == 1
+    assert done.stdout.count("gpu_pool: 2 jobs, 2 at once, on GPU 2, 3\n") == 1
     rows = [line.split() for line in done.stdout.splitlines()[-3:]]
     assert rows[0] == ["#", "overrides", "status", "value", "seconds", "gpu"]
     assert [row[:4] + row[5:] for row in rows[1:]] == [

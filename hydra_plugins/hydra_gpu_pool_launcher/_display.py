@@ -5,14 +5,42 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ._journal import SweepFiles
-from ._model import JOB_ERRORS, Job, Status
+from ._model import JOB_ERRORS, Job, Layout, Status
 
 log = logging.getLogger("gpu_pool")
 
 _WIDEST = 40
+
+
+class Display(Protocol):
+    """What shows a launch, in this order: its beginning, the journal's events, and a summary, also after a Ctrl-C."""
+
+    def begin(self, layout: Layout) -> None: ...
+
+    def show(self, event: dict[str, Any]) -> None: ...
+
+    def summary(self) -> None: ...
+
+
+def display(progress: str, jobs: Sequence[Job], files: SweepFiles) -> Display:
+    """The display that the key ``progress`` asks for."""
+    return Silence() if progress == "none" else Lines(jobs, files)
+
+
+class Silence:
+    """``progress: none``."""
+
+    def begin(self, layout: Layout) -> None:
+        pass
+
+    def show(self, event: dict[str, Any]) -> None:
+        pass
+
+    def summary(self) -> None:
+        pass
 
 
 @dataclass
@@ -23,6 +51,13 @@ class Lines:
     files: SweepFiles
     _slots: dict[int, str] = field(default_factory=dict)
     _ends: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def begin(self, layout: Layout) -> None:
+        """What is about to run where. That these lines are not there tells that another launcher was chosen."""
+        jobs = "1 job" if len(self.jobs) == 1 else f"{len(self.jobs)} jobs"
+        gpus = "GPU " + ", ".join(device.label for device in layout.devices)
+        log.info("gpu_pool: %s, %d at once, on %s", jobs, layout.jobs_at_once, "CPU slots" if layout.on_cpu else gpus)
+        log.info("what they print goes to %s", self.files.output("<number>"))
 
     def show(self, event: dict[str, Any]) -> None:
         """One event of the journal."""
@@ -50,7 +85,7 @@ class Lines:
             value = _short(end.get("value") if end.get("status") == Status.COMPLETED.value else _error(end))
             slot = self._slots.get(job.num, "")
             rows.append([str(job.num), " ".join(differing), end.get("status", "LOST"), value, seconds, slot])
-        log.info("%d jobs have ended:\n%s", len(self.jobs), table(rows))
+        log.info("%s ended:\n%s", "1 job has" if len(self.jobs) == 1 else f"{len(self.jobs)} jobs have", table(rows))
 
     def _job(self, num: int) -> Job:
         return next(job for job in self.jobs if job.num == num)

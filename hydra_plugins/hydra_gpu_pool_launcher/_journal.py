@@ -53,11 +53,11 @@ class SweepFiles:
         """Held by the live supervisor; its content is the pid of that sweep's main process."""
         return os.path.join(self.root, "lock")
 
-    def job_dir(self, num: int) -> str:
+    def job_dir(self, num: int | str) -> str:
         """The directory of one job's files."""
         return os.path.join(self.root, "jobs", str(num))
 
-    def output(self, num: int) -> str:
+    def output(self, num: int | str) -> str:
         """The job's stdout and stderr."""
         return os.path.join(self.job_dir(num), "output.log")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _devices
-from ._display import Lines, log
+from ._display import display, log
 from ._job import Result, call
 from ._journal import SweepFiles
 from ._model import Job, Status
@@ -18,7 +18,7 @@ from ._pool import Request
 from ._process import require_pidfd
 from ._settings import checked
 from ._supervisor import settle, with_remote_traceback
-from ._sweep import launch_line, start_supervisor
+from ._sweep import start_supervisor
 
 _temporary: list[tempfile.TemporaryDirectory[str]] = []  # kept for the outcomes' logs, which outlive their pool
 
@@ -72,17 +72,12 @@ class GpuPool:
         if not jobs:
             return []
         files = SweepFiles(self._dir)
-        lines = Lines(jobs, files)
-        quiet = self._settings.progress == "none"
         supervisor = start_supervisor(_CallBody(function, calls), self._layout, self._settings)
         try:
-            log.info("%s", launch_line(len(jobs), self._layout))
             request = Request(jobs, files, dict(os.environ), os.getcwd(), fresh=True)
-            ends = supervisor.run(request, (lambda _: None) if quiet else lines.show)
+            ends = supervisor.run(request, display(self._settings.progress, jobs, files))
         finally:
             supervisor.close()
-        if not quiet:
-            lines.summary()
         return [_outcome(job, files, ends.get(job.num)) for job in jobs]
 
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from . import _interpreter, _job, _journal, _process
+from ._display import Display
 from ._journal import DamagedReturnError, Journal, JournalReader, SweepFiles
 from ._model import (
     JOB_ERRORS,
@@ -89,8 +90,7 @@ class Supervisor:
         self._close: Callable[[], object] = lambda: None
 
     def start(self) -> None:
-        """Fork a supervisor from this process as it is now, in place of the one before."""
-        self.close()
+        """Fork a supervisor from this process as it is now."""
         state = _interpreter.gpu_state()
         if state is not None:
             raise ConfigurationError(
@@ -99,26 +99,30 @@ class Supervisor:
                 "task function."
             )
         processes = _start_processes(self.app)
-        self._close = weakref.finalize(self, _close, processes, os.getpid())
-        self._processes = processes
         if processes.ready["torch_refuses_fork"]:
-            self.close()
+            _close(processes, os.getpid())
             raise ConfigurationError(
                 "gpu_pool cannot fork jobs from this process: something in it has called a torch.cuda function, and "
                 "torch refuses the GPU to a process forked after that; move that call from the top of the script into "
                 "the task function."
             )
+        self.close()
+        self._close = weakref.finalize(self, _close, processes, os.getpid())
+        self._processes = processes
 
     def renew(self) -> None:
-        """Fork again, so that jobs see the newest state of the app, unless main has become unsafe to fork from."""
-        if self._processes is None or (_interpreter.gpu_state() is None and not _interpreter.other_threads()):
+        """Fork again, so that jobs see the newest state of the app; where that is not safe any more, keep what is."""
+        if self._processes is None:
             self.start()
+        elif not _interpreter.other_threads():
+            with contextlib.suppress(ConfigurationError):
+                self.start()
 
-    def run(self, request: Request, show: Callable[[dict[str, Any]], None]) -> dict[int, dict[str, Any]]:
+    def run(self, request: Request, display: Display) -> dict[int, dict[str, Any]]:
         """Have the jobs run, and block until each has ended; the journal's "end" event of each, by job number.
 
-        ``show`` is called here, in main, with each event of the journal. A job has no entry where the supervisor was
-        killed before it could write one. In main's main thread, SIGINT, SIGTERM and SIGHUP are handled where nobody
+        The display is shown the journal's events here, in main. A job has no entry where the supervisor was killed
+        before it could write one. In main's main thread, SIGINT, SIGTERM and SIGHUP are handled where nobody
         else does, see ``_Signals``; after one of them this does not return.
         """
         assert self._processes is not None, "start() comes first"
@@ -128,12 +132,13 @@ class Supervisor:
         ends: dict[int, dict[str, Any]] = {}
         self.busy = True
         with _Signals(processes) as signals:
+            display.begin(self.app.layout)
             try:
                 processes.send({"request": _request_to_json(request)})
                 for event in _follow(processes, journal):
                     if event["event"] == "end":
                         ends[event["job"]] = event
-                    show(event)
+                    display.show(event)
             except BaseException:
                 self.close()  # whoever raised it (an app's signal handler, say) does not wait for the jobs
                 raise
@@ -141,6 +146,7 @@ class Supervisor:
                 self.busy = False
             if signals.received or processes.gone():
                 self.close()
+            display.summary()
         return ends
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from . import _devices
-from ._display import Lines
+from ._display import display
 from ._interpreter import other_threads
 from ._job import Result, call
 from ._journal import SweepFiles
@@ -58,7 +58,6 @@ class Sweep:
             return []
         files = SweepFiles(os.path.abspath(self._sweep_dir))
         self._supervisor.renew()
-        log.info("%s", launch_line(len(jobs), self._layout))
         if self._launches == 1 and len(jobs) < self._layout.jobs_at_once:
             log.info(
                 "%d of %d slots stay idle in each batch: let the sweeper's batch (n_jobs, max_batch_size) be a "
@@ -67,12 +66,8 @@ class Sweep:
                 self._layout.jobs_at_once,
             )
         request = Request(jobs, files, dict(os.environ), os.getcwd(), fresh=self._launches == 0)
-        lines = Lines(jobs, files)
-        quiet = self._settings.progress == "none"
-        ends = self._supervisor.run(request, (lambda _: None) if quiet else lines.show)
+        ends = self._supervisor.run(request, display(self._settings.progress, jobs, files))
         self._launches += 1
-        if not quiet:
-            lines.summary()
         return [_job_return(job, files, ends.get(job.num)) for job in jobs]
 
 
@@ -111,13 +106,6 @@ def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
         key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         for key, value in raw.items()
     }
-
-
-def launch_line(jobs: int, layout: Layout) -> str:
-    """What is about to run where; its absence tells that this launcher was not chosen."""
-    at_once = layout.jobs_at_once
-    where = "CPU slots" if layout.on_cpu else f"slots of GPU {', '.join(device.label for device in layout.devices)}"
-    return f"gpu_pool: {jobs} {'job' if jobs == 1 else 'jobs'}, {at_once} at once, on {where}"
 
 
 def refuse_visibility(config: DictConfig) -> None:

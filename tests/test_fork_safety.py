@@ -1,0 +1,142 @@
+"""Where main cannot be forked from, that is said before anything starts; where it no longer can, the last fork serves.
+
+There is no GPU here: a stand-in for the driver library, mapped into the app as torch maps the real one, answers as the
+driver does.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from support import RunApp
+
+DRIVER = """
+static int initialised;
+int cuInit(unsigned flags) { initialised = 1; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return initialised ? 0 : 3; }
+"""
+
+LOAD = "import ctypes\ndriver = ctypes.CDLL('./libcuda.so.1')\n"
+
+SWEEP = """
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
+print([o.value for o in GpuPool(cpu_slots=2).map(abs_, [dict(x=-1), dict(x=-2)])])
+"""
+
+APP = "def abs_(x): return abs(x)\n"
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> None:
+    """A libcuda.so.1 in the app's directory."""
+    cc = shutil.which("cc")
+    if cc is None:
+        pytest.skip("there is no C compiler to build the stand-in driver with")
+    (tmp_path / "cuda.c").write_text(DRIVER)
+    command = [cc, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", "cuda.c"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_driver_that_is_mapped_and_not_initialised_is_no_obstacle(run_app: RunApp) -> None:
+    done = run_app(APP + LOAD + SWEEP)
+    assert done.stdout == "[1, 2]\n", done.stderr
+
+
+@pytest.mark.usefixtures("driver")
+def test_cuda_initialised_in_main_is_refused_with_the_remedy(run_app: RunApp) -> None:
+    done = run_app(APP + LOAD + "driver.cuInit(0)\n" + SWEEP)
+    assert done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert "gpu_pool cannot fork jobs from this process: the CUDA driver is initialised in it" in last
+    assert "into the task function." in last
+
+
+@pytest.mark.parametrize(
+    ("modules", "why"),
+    [
+        (
+            {"torch": "", "torch.cuda": "_is_in_bad_fork = lambda: True"},
+            "something in it has called a torch.cuda function",
+        ),
+        ({"jax._src.xla_bridge": "backends_are_initialized = lambda: True"}, "a JAX backend is initialised in it"),
+    ],
+)
+def test_what_torch_and_jax_say_of_a_fork_is_heard(run_app: RunApp, modules: dict[str, str], why: str) -> None:
+    """Neither is imported for it: these are stand-ins under their names."""
+    source = "import sys, types\n"
+    for name, code in modules.items():
+        source += f"module = sys.modules[{name!r}] = types.ModuleType({name!r})\nexec({code!r}, vars(module))\n"
+    done = run_app(APP + source + SWEEP)
+    assert done.stdout == ""
+    assert why in done.stderr.splitlines()[-1]
+
+
+BATCHES = """
+import hydra, sys
+from dataclasses import dataclass
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+
+@dataclass
+class Config:
+    _target_: str = "hydra_plugins.touching.TouchingSweeper"
+
+ConfigStore.instance().store(group="hydra/sweeper", name="touching", node=Config)
+
+class TouchingSweeper(Sweeper):
+    def setup(self, **kwargs):
+        self.launcher = Plugins.instance().instantiate_launcher(**kwargs)
+
+    def sweep(self, arguments):
+        import __main__
+        values = []
+        for batch in range(3):
+            values += [ret.return_value for ret in self.launcher.launch([["+x=1"], ["+x=2"]], 2 * batch)]
+            __main__.driver.cuInit(0)
+        print("VALUES", values)
+"""
+
+
+@pytest.mark.usefixtures("driver")
+def test_cuda_initialised_between_batches_leaves_the_last_clean_supervisor_in_service(
+    run_app: RunApp, tmp_path: Path
+) -> None:
+    (tmp_path / "hydra_plugins").mkdir()
+    (tmp_path / "hydra_plugins/touching.py").write_text(BATCHES)
+    source = f"""{LOAD}
+import ctypes, hydra
+
+@hydra.main(version_base=None, config_path=None)
+def main(cfg):
+    return cfg.x, driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))  # 3: not initialised in the job
+
+if __name__ == "__main__":
+    main()
+"""
+    done = run_app(source, "-m", "hydra/launcher=gpu_pool", "hydra/sweeper=touching", "hydra.launcher.gpus=[0,1]")
+    assert f"VALUES {[(1, 3), (2, 3)] * 3}" in done.stdout, done.stderr
+
+
+@pytest.mark.gpu
+def test_the_real_driver_answers_as_the_stand_in_does(run_app: RunApp) -> None:
+    source = """
+import ctypes
+from hydra_plugins.hydra_gpu_pool_launcher import _interpreter
+try:
+    driver = ctypes.CDLL("libcuda.so.1")
+except OSError:
+    print("no driver")
+else:
+    print(_interpreter.gpu_state())
+    driver.cuInit(0)
+    print(_interpreter.gpu_state())
+"""
+    done = run_app(source)
+    if done.stdout == "no driver\n":
+        pytest.skip("there is no GPU driver here")
+    assert done.stdout == "None\nthe CUDA driver is initialised\n", done.stderr
