@@ -93,6 +93,7 @@ class Schedule:
     _running: dict[int, _Try] = field(default_factory=dict)
     _free: set[Slot] = field(init=False)
     _stopped: Stop | None = None
+    _turn: dict[int, int] = field(default_factory=dict)  # by job: its place in the order of submission
 
     def __post_init__(self) -> None:
         self._free = set(self.layout.slots)
@@ -112,6 +113,7 @@ class Schedule:
         match event:
             case Submitted(jobs):
                 self._queue.extend(jobs)
+                self._turn.update((job.num, turn) for turn, job in enumerate(jobs, len(self._turn)))
                 if self._stopped is not None:
                     return self._cancel_queue(self._stopped.why)
                 return self._start()
@@ -161,6 +163,9 @@ class Schedule:
             self._free.difference_update(slots)
             self._running[job.num] = _Try(job, 1, slots)
             commands.append(Start(job, 1, slots))
+        if not self._running:  # and there is no room: every slot that a job could have is retired
+            commands += [End(job, 0, _lost("was never started: no usable slot is left")) for job in self._queue]
+            self._queue.clear()
         return commands
 
     def _place(self) -> tuple[Slot, ...] | None:
@@ -183,10 +188,15 @@ class Schedule:
         del self._running[event.num]
         self._free.update(attempt.slots)
         if self._running:
-            self._queue.appendleft(attempt.job)
+            self._requeue(attempt.job)
             return []
         why = f"could not be started ({event.why}), and no other job runs whose end would make room"
         return [End(attempt.job, attempt.attempt, _lost(why)), *self._start()]
+
+    def _requeue(self, job: Job) -> None:
+        """In front of all that was submitted later: in one step, several may be refused."""
+        before = sum(self._turn[other.num] < self._turn[job.num] for other in self._queue)
+        self._queue.insert(before, job)
 
     def _stop(self, stop: Stop, now: float) -> list[Command]:
         """Idempotent: a later polite stop changes nothing, SIGKILL hastens what is under way."""
@@ -208,11 +218,7 @@ class Schedule:
 
     def _abandoned(self, attempt: _Try, report: Report | None) -> list[Command]:
         """Its slots stay taken for good: whatever cannot be killed still holds its GPU."""
-        commands = [self._over(attempt, judge(attempt.stopped, None, report))]
-        if not self._running and self._place() is None:
-            commands += [End(job, 0, _lost("was never started: no usable slot is left")) for job in self._queue]
-            self._queue.clear()
-        return commands
+        return [self._over(attempt, judge(attempt.stopped, None, report)), *self._start()]
 
     def _over(self, attempt: _Try, outcome: Outcome) -> Command:
         del self._running[attempt.job.num]
