@@ -104,6 +104,7 @@ class _Running:
     started: float
     ended: float | None = None
     exit: Exit | None = None
+    stop_recorded: bool = False
 
 
 @dataclass
@@ -201,9 +202,16 @@ class Pool:
         return []
 
     def _before_signal(self, num: int, why: str) -> Sequence[Event]:
-        """The decision is on record before the job can know of it, unless the job was faster: then its word counts."""
+        """The decision is on record before the job can know of it, unless the job was faster: then its word counts.
+
+        Once it is on record it stands: what a job saves between Interrupt and Kill comes too late.
+        """
+        running = self._running[num]
+        if running.stop_recorded:
+            return []
         if self.world.report(num) is not None:
             return [Returned(num)]
+        running.stop_recorded = True
         self.world.record("stop", job=num, why=why)
         return []
 
