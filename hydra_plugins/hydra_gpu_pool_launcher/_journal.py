@@ -90,8 +90,19 @@ def claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
     """Take the sweep directory for this process: the descriptor of its lock, held until it is closed.
 
     Runs in the supervisor, since a lock is shared with every fork made while it is held. ``fresh``: an earlier sweep's
-    files are moved aside, never overwritten. Raises ConfigurationError where another live sweep has the directory.
+    files are moved aside, never overwritten. Raises ConfigurationError where another live sweep has the directory, or
+    nothing can be written there.
     """
+    try:
+        return _claim(files, main_pid, fresh)
+    except OSError as error:
+        raise ConfigurationError(
+            f"hydra.sweep.dir={files.sweep_dir}: the sweep's files cannot be written there ({error}); choose a "
+            "directory where they can."
+        ) from error
+
+
+def _claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
     fd = _lock(files, main_pid)
     if fresh and os.path.lexists(files.journal):
         k = 1
@@ -105,6 +116,18 @@ def claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
 
 
 def _lock(files: SweepFiles, main_pid: int) -> int:
+    while True:
+        fd = _lock_what_is_there(files)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), os.lstat(files.lock)):
+                break
+        os.close(fd)  # another sweep has moved this file aside, before it let go of it: what is there now is its own
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{main_pid}\n".encode(), 0)
+    return fd
+
+
+def _lock_what_is_there(files: SweepFiles) -> int:
     make_private_dir(files.root)
     fd = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
@@ -119,8 +142,6 @@ def _lock(files: SweepFiles, main_pid: int) -> int:
     except OSError as error:
         if error.errno not in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}:
             raise  # those say that this file system has no locks: then there is none to respect
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{main_pid}\n".encode(), 0)
     return fd
 
 
@@ -150,7 +171,12 @@ class JournalReader:
             self.offset = os.stat(self.path).st_size
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """The events that were appended since. A line that is not whole yet is left for the next call."""
+        """The events that were appended since. A line that is not whole yet is left for the next call.
+
+        None where there is no journal: the supervisor was killed before it began one.
+        """
+        if not os.path.exists(self.path):
+            return
         with open(self.path, "rb") as file:
             file.seek(self.offset)
             for line in file:
@@ -178,7 +204,7 @@ def save_return(files: SweepFiles, num: int, payload: bytes, report: Report) -> 
 
 
 def load_report(files: SweepFiles, num: int) -> Report | None:
-    """What the job says of itself; None where it did not come to say it, or only half."""
+    """What the job says of itself; None where it did not come to say it, said only half, or it is no outcome."""
     try:
         with open(files.outcome(num), encoding="utf-8") as file:
             outcome = json.load(file)
@@ -190,7 +216,9 @@ def load_report(files: SweepFiles, num: int) -> Report | None:
             outcome["sha256"],
             outcome["traceback"],
         )
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
+        return None  # other errors of the system say nothing about the job
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
