@@ -1,0 +1,417 @@
+"""The loop and the schedule in a scripted world, whose future is written down: hours pass in microseconds."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from hydra_plugins.hydra_gpu_pool_launcher._journal import SweepFiles
+from hydra_plugins.hydra_gpu_pool_launcher._model import (
+    ConfigurationError,
+    Device,
+    Ending,
+    Exit,
+    Job,
+    Layout,
+    Report,
+    Start,
+    Status,
+    Stop,
+)
+from hydra_plugins.hydra_gpu_pool_launcher._pool import Close, Died, Pool, Request
+from hydra_plugins.hydra_gpu_pool_launcher._schedule import LOST_AFTER_S, Schedule
+
+GRACE_S = 30.0
+WELL = Exit(code=0, signal=None, cpu_s=1.5, peak_mb=120.04)
+KILLED = Exit(code=None, signal=signal.SIGKILL, cpu_s=0.5, peak_mb=60.0)
+DONE = Report(Status.COMPLETED, None, None, 0.5, "sha")
+CTRL_C = Stop("Ctrl-C", signal.SIGINT)
+
+Happening = Request | Close | Stop | Ending | Died
+
+
+@dataclass
+class Script:
+    """A world with a written-down future, which keeps a list of all that is asked of it, in order.
+
+    ``future``: what happens when, in order. ``reports``: what is on disk for a job, and since when. ``refusals``: how
+    often the system refuses to start a job. ``taken``: what ``open`` says to a request.
+    """
+
+    future: list[tuple[float, Happening]]
+    reports: Mapping[int, tuple[float, Report]] = field(default_factory=dict)
+    refusals: dict[int, int] = field(default_factory=dict)
+    taken: list[str | None] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)  # of the journal
+    clock: float = 0.0
+
+    def now(self) -> float:
+        return self.clock
+
+    def wait(self, deadline: float | None) -> Sequence[Happening]:
+        self.calls.append("wait")
+        assert self.future or deadline is not None, "the loop would wait for ever"
+        if deadline is not None and (not self.future or deadline < self.future[0][0]):
+            self.clock = max(self.clock, deadline)
+            return []
+        self.clock = max(self.clock, self.future[0][0])
+        happened = []
+        while self.future and self.future[0][0] <= self.clock:
+            happened.append(self.future.pop(0)[1])
+        return happened
+
+    def open(self, request: Request) -> None:
+        why = self.taken.pop(0) if self.taken else None
+        self.calls.append(f"open {request.files.sweep_dir}")
+        if why is not None:
+            raise ConfigurationError(why)
+
+    def refuse(self, why: str) -> None:
+        self.calls.append(f"refuse: {why}")
+
+    def record(self, event: str, **facts: Any) -> None:
+        self.calls.append(f"record {event}" + (f" {facts['job']}" if "job" in facts else ""))
+        self.lines.append({"event": event, "at": self.clock, **facts})
+
+    def ring(self) -> None:
+        self.calls.append("ring")
+
+    def start(self, start: Start) -> int:
+        self.calls.append(f"start {start.job.num}")
+        if self.refusals.get(start.job.num, 0):
+            self.refusals[start.job.num] -= 1
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return 1000 + start.job.num
+
+    def signal(self, num: int, signum: int) -> None:
+        self.calls.append(f"signal {num} {signal.Signals(signum).name}")
+
+    def kill(self, num: int) -> None:
+        self.calls.append(f"kill {num}")
+
+    def abandon(self, num: int) -> None:
+        self.calls.append(f"abandon {num}")
+
+    def report(self, num: int) -> Report | None:
+        since, report = self.reports.get(num, (float("inf"), None))
+        return report if self.clock >= since else None
+
+    def set_aside(self, num: int) -> None:
+        self.calls.append(f"set_aside {num}")
+
+    def effects(self) -> list[str]:
+        """What was asked for, without what is asked for in every step."""
+        return [call for call in self.calls if call not in {"wait", "ring"}]
+
+    def line(self, event: str, job: int) -> dict[str, Any]:
+        """The one line of this event and job."""
+        (line,) = [line for line in self.lines if line["event"] == event and line["job"] == job]
+        return line
+
+
+def request(*nums: int) -> Request:
+    return Request(tuple(Job(num, (f"x={num}",)) for num in nums), SweepFiles("/sweep"), {}, "/", fresh=True)
+
+
+def play(world: Script, slots: int = 1, devices: Sequence[str] = ("0",)) -> Script:
+    """Serve until the end of the script, and give the world back."""
+    layout = Layout(tuple(map(Device, devices)), slots)
+    Pool(Schedule(layout, GRACE_S), world).serve()
+    assert not world.future, "the loop has left something unheard"
+    return world
+
+
+# --- a sweep in which nothing goes wrong ---
+
+
+def test_each_job_is_queued_started_and_ended_in_the_journal_and_done_comes_last() -> None:
+    world = play(
+        Script([(0, request(0, 1)), (5, Died(0, WELL)), (9, Died(1, WELL)), (9, Close())], {0: (4, DONE), 1: (8, DONE)})
+    )
+    assert world.effects() == [
+        "open /sweep",
+        "record queued 0",
+        "record queued 1",
+        "start 0",
+        "record start 0",
+        "record end 0",
+        "start 1",
+        "record start 1",
+        "record end 1",
+        "record done",
+    ]
+
+
+def test_a_start_line_says_try_pid_and_slots_in_the_words_of_the_layout() -> None:
+    script = Script([(0, request(7)), (1, Died(7, WELL)), (1, Close())], {7: (1, DONE)})
+    line = play(script, devices=["GPU-abc"]).line("start", 7)
+    assert (line["attempt"], line["pid"], line["slots"]) == (1, 1007, ["GPU-abc.0"])
+
+
+def test_an_end_line_says_all_that_main_and_the_reports_need() -> None:
+    world = play(Script([(0, request(0)), (5, Died(0, WELL)), (5, Close())], {0: (4, DONE)}))
+    assert world.line("end", 0) == {
+        "event": "end",
+        "at": 5,
+        "job": 0,
+        "attempt": 1,
+        "status": "COMPLETED",
+        "cause": "returned",
+        "error_type": None,
+        "error_text": None,
+        "value": 0.5,
+        "by_itself": True,
+        "seconds": 5,
+        "cpu_s": 1.5,
+        "peak_mb": 120.0,
+    }
+
+
+def test_a_launch_without_jobs_is_done_at_once() -> None:
+    assert play(Script([(0, request()), (1, Close())])).effects() == ["open /sweep", "record done"]
+
+
+def test_each_launch_has_a_done_of_its_own() -> None:
+    world = play(
+        Script(
+            [(0, request(0)), (1, Died(0, WELL)), (2, request(1)), (3, Died(1, WELL)), (4, Close())],
+            {0: (1, DONE), 1: (3, DONE)},
+        )
+    )
+    assert [line["at"] for line in world.lines if line["event"] == "done"] == [1, 3]
+
+
+def test_main_is_told_once_in_every_step_after_all_that_the_step_did() -> None:
+    world = play(Script([(0, request(0, 1)), (5, Died(0, WELL)), (9, Died(1, WELL)), (10, Close())]))
+    steps = " ".join(world.calls).split("wait")[1:]
+    assert len(steps) == 4
+    assert all(step.count("ring") == 1 and step.rstrip().endswith("ring") for step in steps)
+
+
+def test_the_seconds_of_a_job_end_with_its_process_not_with_what_it_left_behind() -> None:
+    world = play(Script([(2, request(0)), (5, Ending(0)), (11, Died(0, WELL)), (11, Close())], {0: (4, DONE)}))
+    assert world.line("end", 0)["at"] == 11
+    assert world.line("end", 0)["seconds"] == 3
+
+
+def test_the_seconds_of_a_job_begin_with_its_own_start() -> None:
+    world = play(Script([(0, request(0, 1)), (5, Died(0, WELL)), (7, Died(1, WELL)), (7, Close())]))
+    assert [world.line("end", num)["seconds"] for num in (0, 1)] == [5, 2]
+
+
+# --- the end of serving ---
+
+
+def test_a_loop_that_is_closed_and_idle_waits_no_more() -> None:
+    assert play(Script([(3, Close())])).calls == ["wait", "ring"]
+
+
+def test_a_loop_that_is_closed_waits_for_the_jobs_that_run_and_for_those_in_the_queue() -> None:
+    world = play(
+        Script([(0, request(0, 1)), (1, Close()), (5, Died(0, WELL)), (9, Died(1, WELL))], {0: (4, DONE), 1: (8, DONE)})
+    )
+    assert [line["status"] for line in world.lines if line["event"] == "end"] == ["COMPLETED", "COMPLETED"]
+
+
+def test_a_stop_and_close_in_one_step_end_what_runs_before_the_loop_ends() -> None:
+    world = play(Script([(0, request(0, 1)), (1, CTRL_C), (1, Close()), (5, Died(0, WELL))]))
+    assert world.effects()[5:] == [
+        "record end 1",
+        "record stop 0",
+        "signal 0 SIGINT",
+        "set_aside 0",
+        "record end 0",
+        "record done",
+    ]
+
+
+# --- requests that cannot be had ---
+
+
+def test_a_refused_request_is_answered_with_the_sentence_and_the_next_one_is_served() -> None:
+    world = play(
+        Script(
+            [(0, request(0)), (1, request(1)), (2, Died(1, WELL)), (3, Close())],
+            {1: (2, DONE)},
+            taken=["the directory is in use", None],
+        )
+    )
+    assert world.effects() == [
+        "open /sweep",
+        "refuse: the directory is in use",
+        "open /sweep",
+        "record queued 1",
+        "start 1",
+        "record start 1",
+        "record end 1",
+        "record done",
+    ]
+
+
+# --- starts that the system refuses ---
+
+
+def test_a_refused_start_is_tried_again_in_front_of_the_others_when_a_job_ends() -> None:
+    world = play(
+        Script(
+            [(0, request(0, 1, 2)), (5, Died(0, WELL)), (8, Died(1, WELL)), (9, Died(2, WELL)), (9, Close())],
+            refusals={1: 1},
+        ),
+        slots=2,
+    )
+    assert [call for call in world.calls if call.startswith("start")] == ["start 0", "start 1", "start 1", "start 2"]
+    assert world.line("start", 1)["at"] == 5, "the refused try is no start"
+    assert world.line("end", 1)["seconds"] == 3, "nor does it count"
+
+
+def test_starts_refused_in_one_step_are_tried_again_in_their_order() -> None:
+    world = play(
+        Script(
+            [(0, request(0, 1, 2)), (5, Died(2, WELL)), (8, Died(0, WELL)), (9, Died(1, WELL)), (9, Close())],
+            refusals={0: 1, 1: 1},
+        ),
+        slots=3,
+    )
+    assert [call for call in world.calls if call.startswith("start")] == [f"start {n}" for n in (0, 1, 2, 0, 1)]
+
+
+def test_where_the_system_refuses_every_start_each_job_is_lost_with_its_reason_and_the_loop_goes_on() -> None:
+    world = play(Script([(0, request(0, 1, 2)), (1, Close())], refusals={0: 99, 1: 99, 2: 99}), slots=3)
+    ends = [line for line in world.lines if line["event"] == "end"]
+    assert sorted(line["job"] for line in ends) == [0, 1, 2]
+    assert all(line["error_type"] == "JobLostError" for line in ends)
+    assert all(os.strerror(errno.EAGAIN) in line["error_text"] for line in ends)
+    assert all("seconds" not in line for line in ends)
+    assert world.effects()[-1] == "record done"
+
+
+# --- stops ---
+
+
+def test_the_decision_to_stop_is_on_record_before_the_first_signal() -> None:
+    world = play(
+        Script([(0, request(0, 1)), (1, CTRL_C), (2, Died(0, WELL)), (2, Died(1, WELL)), (3, Close())]), slots=2
+    )
+    assert world.effects()[7:11] == ["record stop 0", "signal 0 SIGINT", "record stop 1", "signal 1 SIGINT"]
+    assert world.line("stop", 0)["why"] == "Ctrl-C"
+
+
+def test_the_decision_to_kill_at_once_is_on_record_before_the_kill() -> None:
+    world = play(Script([(0, request(0)), (1, Stop("enough", signal.SIGKILL)), (2, Died(0, KILLED)), (3, Close())]))
+    assert world.effects()[4:6] == ["record stop 0", "kill 0"]
+    assert world.line("end", 0)["error_text"] == "was cancelled: enough"
+
+
+def test_a_job_whose_outcome_was_on_disk_before_the_signal_was_not_stopped_and_keeps_it() -> None:
+    world = play(Script([(0, request(0)), (5, CTRL_C), (6, Died(0, WELL)), (7, Close())], {0: (4, DONE)}))
+    assert world.effects()[4:] == ["signal 0 SIGINT", "record end 0", "record done"]
+    assert (world.line("end", 0)["status"], world.line("end", 0)["by_itself"]) == ("COMPLETED", True)
+
+
+def test_what_a_job_saves_after_it_was_told_to_stop_does_not_count_and_is_set_aside() -> None:
+    world = play(Script([(0, request(0)), (5, CTRL_C), (6, Died(0, WELL)), (7, Close())], {0: (5.5, DONE)}))
+    assert world.effects()[4:] == ["record stop 0", "signal 0 SIGINT", "set_aside 0", "record end 0", "record done"]
+    assert world.line("end", 0)["status"] == "CANCELLED"
+
+
+def test_what_a_job_saves_during_its_grace_does_not_count_either_when_it_is_killed_after_it() -> None:
+    world = play(
+        Script([(0, request(0)), (5, CTRL_C), (35.5, Died(0, KILLED)), (36, Close())], {0: (6, DONE)}),
+    )
+    assert world.effects()[4:] == [
+        "record stop 0",
+        "signal 0 SIGINT",
+        "kill 0",
+        "set_aside 0",
+        "record end 0",
+        "record done",
+    ]
+    assert world.line("end", 0)["error_text"] == "was cancelled: Ctrl-C"
+
+
+def test_a_job_that_had_ended_by_itself_and_is_killed_in_its_exit_keeps_its_outcome() -> None:
+    world = play(Script([(0, request(0)), (5, CTRL_C), (35.5, Died(0, KILLED)), (36, Close())], {0: (4, DONE)}))
+    assert world.effects()[4:] == ["signal 0 SIGINT", "kill 0", "record end 0", "record done"]
+    assert world.line("end", 0)["status"] == "COMPLETED"
+
+
+def test_a_grace_of_thirty_seconds_is_over_after_thirty_seconds_and_is_journalled_once() -> None:
+    class Watched(Script):
+        killed_at: float | None = None
+
+        def kill(self, num: int) -> None:
+            super().kill(num)
+            self.killed_at = self.clock
+
+    world = Watched([(0, request(0)), (5, CTRL_C), (36, Died(0, KILLED)), (36, Close())])
+    play(world)
+    assert world.killed_at == 5 + GRACE_S
+    assert world.effects()[4:8] == ["record stop 0", "signal 0 SIGINT", "kill 0", "set_aside 0"]
+
+
+def test_a_second_stop_with_sigkill_kills_before_the_grace_is_over() -> None:
+    again = Stop("again", signal.SIGKILL)
+    world = play(Script([(0, request(0)), (5, CTRL_C), (6, again), (7, Died(0, KILLED)), (7, Close())]))
+    assert world.effects()[4:7] == ["record stop 0", "signal 0 SIGINT", "kill 0"]
+    assert world.line("end", 0)["at"] == 7
+    assert world.line("end", 0)["error_text"] == "was cancelled: Ctrl-C"
+
+
+# --- what is set aside ---
+
+
+@pytest.mark.parametrize(
+    ("exit_", "report", "aside"),
+    [
+        (WELL, DONE, False),
+        (WELL, Report(Status.FAILED, "ValueError", "no", None, "sha"), False),
+        (KILLED, DONE, False),
+        (KILLED, None, True),
+        (WELL, None, True),
+    ],
+)
+def test_only_what_does_not_count_is_taken_out_of_the_place_of_results(
+    exit_: Exit, report: Report | None, aside: bool
+) -> None:
+    reports = {} if report is None else {0: (4.0, report)}
+    world = play(Script([(0, request(0)), (5, Died(0, exit_)), (5, Close())], reports))
+    assert ("set_aside 0" in world.calls) == aside
+
+
+def test_a_job_that_never_started_has_nothing_that_could_be_set_aside() -> None:
+    world = play(Script([(0, request(0, 1)), (1, CTRL_C), (2, Died(0, WELL)), (2, Close())]))
+    assert "set_aside 1" not in world.calls
+    assert "seconds" not in world.line("end", 1)
+
+
+# --- what cannot be ended ---
+
+
+def test_remnants_that_do_not_die_are_given_up_and_the_job_keeps_what_it_said() -> None:
+    world = play(Script([(0, request(0)), (5, Ending(0)), (99, Close())], {0: (4, DONE)}))
+    assert world.effects()[4:] == ["abandon 0", "record end 0", "record done"]
+    end = world.line("end", 0)
+    assert (end["at"], end["seconds"], end["status"]) == (5 + LOST_AFTER_S, 5, "COMPLETED")
+    assert "cpu_s" not in end, "the kernel never told"
+
+
+def test_a_job_that_does_not_die_of_sigkill_ends_as_lost_and_with_the_last_slot_so_does_the_rest() -> None:
+    world = play(Script([(0, request(0, 1)), (5, Ending(0)), (99, Close())]))
+    assert world.effects()[5:] == ["abandon 0", "set_aside 0", "record end 0", "record end 1", "record done"]
+    assert [world.line("end", num)["error_type"] for num in (0, 1)] == ["JobLostError", "JobLostError"]
+
+
+def test_a_start_that_was_refused_has_another_try_when_the_only_other_job_is_given_up() -> None:
+    world = play(
+        Script([(0, request(0, 1)), (5, Ending(0)), (20, Died(1, WELL)), (20, Close())], {1: (19, DONE)}, {1: 1}),
+        slots=2,
+    )
+    assert world.line("start", 1)["at"] == 5 + LOST_AFTER_S
+    assert world.line("end", 1)["status"] == "COMPLETED"
