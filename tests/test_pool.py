@@ -58,6 +58,7 @@ class Script:
     def wait(self, deadline: float | None) -> Sequence[Happening]:
         self.calls.append("wait")
         assert self.future or deadline is not None, "the loop would wait for ever"
+        assert self.calls.count("wait") < 100, "the loop spins"
         if deadline is not None and (not self.future or deadline < self.future[0][0]):
             self.clock = max(self.clock, deadline)
             return []
