@@ -194,7 +194,12 @@ class Family:
     def start(self, key: int, main: Callable[[frozenset[int]], int]) -> int:
         """Fork a leader, see ``fork``; its pid. The child must make itself a session leader and a subreaper."""
         pid = fork(main)
-        self._leaders[key] = _Leader(pid, pidfd_open(pid))
+        try:
+            self._leaders[key] = _Leader(pid, pidfd_open(pid))
+        except OSError:  # no descriptor is left: whoever is told that nothing was started must be able to believe it
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         return pid
 
     def signal(self, key: int, signum: int) -> None:
