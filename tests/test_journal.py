@@ -18,6 +18,7 @@ from hydra_plugins.hydra_gpu_pool_launcher._journal import (
     Journal,
     JournalReader,
     SweepFiles,
+    begin,
     claim,
     digest,
     load_report,
@@ -233,7 +234,7 @@ def test_a_return_that_others_could_have_written_is_not_loaded(saved: SweepFiles
         "file": saved.returned(0),
     }[which]
     os.chmod(path, os.stat(path).st_mode | mode)
-    with pytest.raises(DamagedReturnError, match="can be written by others"):
+    with pytest.raises(DamagedReturnError, match="is a link, or others can write it"):
         load_return(saved, 0)
 
 
@@ -254,7 +255,7 @@ def test_a_return_of_another_user_is_not_loaded(saved: SweepFiles, which: str, m
 
     monkeypatch.setattr(os, "lstat", lambda path: anothers(lstat(path)))
     monkeypatch.setattr(os, "fstat", lambda fd: anothers(fstat(fd)))
-    with pytest.raises(DamagedReturnError, match=f"{path} belongs to user {found.st_uid + 1}"):
+    with pytest.raises(DamagedReturnError, match=f"{path}: belongs to user {found.st_uid + 1}"):
         load_return(saved, 0)
 
 
@@ -484,3 +485,10 @@ def test_what_is_appended_to_a_log_comes_after_what_others_have_written_meanwhil
     for fd in fds:
         assert not os.get_inheritable(fd)
         os.close(fd)
+
+
+def test_a_half_written_line_of_the_journal_does_not_spoil_the_next(files: SweepFiles) -> None:
+    make_private_dir(files.root)
+    Path(files.journal).write_text('{"event": "queued"}\n{"event": "st')
+    begin(files).append("done")
+    assert [event["event"] for event in JournalReader(files.journal).new()] == ["queued", "done"]

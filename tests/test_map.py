@@ -155,7 +155,7 @@ def test_sys_exit_without_an_error_code_is_a_normal_end(tmp_path: Path, code: in
     [
         (lambda: sys.exit(3), JobCrashedError, "called sys.exit(3)"),
         (lambda: sys.exit("no data"), JobCrashedError, "called sys.exit('no data')"),
-        (lambda: os._exit(0), JobCrashedError, "ended with exit code 0 before its task function returned"),
+        (lambda: os._exit(0), JobCrashedError, "ended with exit code 0 and without a result"),
         (lambda: os._exit(4), JobCrashedError, "ended with exit code 4"),
         (lambda: raise_(KeyboardInterrupt()), JobError, "raised KeyboardInterrupt"),
         (lambda: raise_(GeneratorExit()), JobError, "raised GeneratorExit"),
@@ -232,3 +232,31 @@ def test_two_pools_in_two_threads_do_not_meet(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert found == {name: [(name, x) for x in range(6)] for name in ("a", "b")}
+
+
+def test_a_value_that_json_cannot_say_comes_back_all_the_same(tmp_path: Path) -> None:
+    def job(kind: str) -> Any:
+        circle: list[Any] = [kind]
+        circle.append(circle)
+        return {"circle": circle, "huge": 10**5000, "bytes": b"x", "nested": {1: (2, [{3}])}}[kind]
+
+    results = outcomes(tmp_path, job, *({"kind": kind} for kind in ("circle", "huge", "bytes", "nested")))
+    assert [o.status for o in results] == [Status.COMPLETED] * 4
+    assert results[0].value[1] is results[0].value
+    assert [o.value for o in results[1:]] == [10**5000, b"x", {1: (2, [{3}])}]
+
+
+def test_a_directory_that_cannot_be_had_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"the sweep's files cannot be written there"):
+        outcomes(tmp_path / "file", print, {})
+    (tmp_path / ".gpu_pool").mkdir()
+    (tmp_path / ".gpu_pool").chmod(0o775)
+    with pytest.raises(ConfigurationError, match=r"others can write it"):
+        outcomes(tmp_path, print, {})
+
+
+def test_what_is_left_of_a_sweep_without_a_journal_is_not_taken_for_a_result(tmp_path: Path) -> None:
+    outcome(tmp_path, lambda: "old")
+    (tmp_path / ".gpu_pool/journal.jsonl").unlink()
+    assert "ended with exit code 3" in str(outcome(tmp_path, lambda: os._exit(3)).error)

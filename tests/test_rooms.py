@@ -22,6 +22,7 @@ ORDER = (
     "_map",
     "_sweep",
     "_devices",
+    "_machine",
     "_supervisor",
     "_pool",
     "_schedule",
@@ -47,12 +48,8 @@ PROCESS_CALLS = frozenset(
 PROCESS_MODULES = frozenset({"ctypes", "multiprocessing", "select", "subprocess"})
 
 ALLOWED = {
-    "_devices": {"subprocess", "os.killpg"},  # asks nvidia-smi, and ends it where a broken driver holds it
+    "_machine": {"subprocess", "os.killpg"},  # asks nvidia-smi, and ends it where a broken driver holds it
     "_interpreter": {"ctypes"},  # asks libcuda and libgomp
-    "_supervisor": {
-        "os.waitpid",  # of the guard, in main, where the app may have waited for it already
-        "os.kill",  # main itself, which dies of the signal that it was sent
-    },
 }
 """What rooms other than _process do with processes all the same, and why."""
 

@@ -154,22 +154,22 @@ def test_a_slot_is_not_free_while_something_of_its_last_job_is_left() -> None:
 def test_a_refused_job_goes_back_in_front_and_is_tried_again_when_another_ends() -> None:
     pool = schedule(slots=2)
     pool.handle(submitted(0, 1, 2), 0)
-    assert pool.handle(StartRefused(1, "EAGAIN"), 0) == []
+    assert pool.handle(StartRefused(1, "EAGAIN", True), 0) == []
     assert list(placed(pool.handle(gone(0), 1))) == [1, 2]
 
 
 def test_several_jobs_refused_in_one_step_keep_their_order() -> None:
     pool = schedule(slots=3)
     pool.handle(submitted(0, 1, 2, 3), 0)
-    assert pool.handle(StartRefused(0, "EAGAIN"), 0) == []
-    assert pool.handle(StartRefused(1, "EAGAIN"), 0) == []
+    assert pool.handle(StartRefused(0, "EAGAIN", True), 0) == []
+    assert pool.handle(StartRefused(1, "EAGAIN", True), 0) == []
     assert list(placed(pool.handle(gone(2), 1))) == [0, 1, 3]
 
 
 def test_a_refused_job_is_lost_where_none_runs_and_the_next_one_has_its_try() -> None:
     pool = schedule()
     pool.handle(submitted(0, 1), 0)
-    commands = pool.handle(StartRefused(0, "Resource temporarily unavailable"), 0)
+    commands = pool.handle(StartRefused(0, "Resource temporarily unavailable", True), 0)
     outcome = ended(commands)[0]
     assert (outcome.status, outcome.cause, outcome.error_type) == (Status.FAILED, Cause.LOST, "JobLostError")
     assert "Resource temporarily unavailable" in (outcome.error_text or "")
@@ -179,7 +179,7 @@ def test_a_refused_job_is_lost_where_none_runs_and_the_next_one_has_its_try() ->
 def test_a_refused_job_is_tried_again_also_when_the_only_other_one_is_given_up() -> None:
     pool = schedule(slots=2)
     pool.handle(submitted(0, 1), 0)
-    pool.handle(StartRefused(1, "EAGAIN"), 0)
+    pool.handle(StartRefused(1, "EAGAIN", True), 0)
     pool.handle(Ending(0), 0)
     pool.tick(LOST_AFTER_S)
     commands = pool.handle(Abandoned(0, None), LOST_AFTER_S)
@@ -190,8 +190,16 @@ def test_a_refused_job_is_tried_again_also_when_the_only_other_one_is_given_up()
 def test_a_refused_start_gives_its_slots_back() -> None:
     pool = schedule(devices=2, per_job=2)
     pool.handle(submitted(0), 0)
-    pool.handle(StartRefused(0, "EAGAIN"), 0)
+    pool.handle(StartRefused(0, "EAGAIN", True), 0)
     assert placed(pool.handle(submitted(1), 1)) == {1: [(0, 0), (1, 0)]}
+
+
+def test_a_job_that_can_never_be_started_is_lost_at_once_although_others_run() -> None:
+    pool = schedule(slots=2)
+    pool.handle(submitted(0, 1, 2), 0)
+    commands = pool.handle(StartRefused(1, "Too many levels of symbolic links", False), 0)
+    assert ended(commands)[1].error_text == "could not be started: Too many levels of symbolic links"
+    assert list(placed(commands)) == [2]
 
 
 # --- stop ---
@@ -332,7 +340,9 @@ def test_a_killed_process_that_does_not_die_is_abandoned() -> None:
     pool.handle(NOW, 5)
     assert pool.deadline == 5 + LOST_AFTER_S
     assert pool.tick(5 + LOST_AFTER_S) == [Abandon(0)]
-    assert ended(pool.handle(Abandoned(0, None), 15))[0].status is Status.CANCELLED
+    outcome = ended(pool.handle(Abandoned(0, None), 15))[0]
+    assert (outcome.status, outcome.error_type) == (Status.FAILED, "JobLostError")
+    assert NOW.why in (outcome.error_text or "")
     assert pool.idle
 
 
@@ -427,7 +437,7 @@ REACHED: dict[str, Callable[[], Schedule]] = {
     "over": _steps(_run, _over),
 }
 POSSIBLE: dict[Event, set[str]] = {
-    StartRefused(0, "EAGAIN"): {"running"},
+    StartRefused(0, "EAGAIN", True): {"running"},
     Returned(0): {"stopping", "killed"},
     Ending(0): {"running", "stopping", "killed"},
     gone(0): {"running", "stopping", "killed", "ending"},
@@ -502,9 +512,17 @@ def test_what_a_job_says_of_itself_counts_however_its_process_ended(report: Repo
     assert outcome.cause is (Cause.RETURNED if report is DONE else Cause.ERROR)
 
 
-@pytest.mark.parametrize("exit_", [WELL, signalled(signal.SIGKILL), Exit(1, None, 0, 0), None])
 @pytest.mark.parametrize("report", [DONE, RAISED, None])
-def test_what_the_pool_stopped_is_cancelled_whatever_it_says_or_does(report: Report | None, exit_: Exit | None) -> None:
+def test_what_the_pool_stopped_and_cannot_be_killed_is_lost_whatever_it_says(report: Report | None) -> None:
+    outcome = judge("the sweep was stopped", None, report)
+    assert (outcome.status, outcome.cause, outcome.by_itself) == (Status.FAILED, Cause.LOST, False)
+    assert "the sweep was stopped" in (outcome.error_text or "")
+    assert "did not die" in (outcome.error_text or "")
+
+
+@pytest.mark.parametrize("exit_", [WELL, signalled(signal.SIGKILL), Exit(1, None, 0, 0)])
+@pytest.mark.parametrize("report", [DONE, RAISED, None])
+def test_what_the_pool_stopped_is_cancelled_whatever_it_says_or_does(report: Report | None, exit_: Exit) -> None:
     outcome = judge("the sweep was stopped", exit_, report)
     assert outcome == Outcome(
         Status.CANCELLED, Cause.CANCELLED, "JobCancelledError", "was cancelled: the sweep was stopped"
@@ -662,7 +680,7 @@ class AnyWorld(RuleBasedStateMachine):
                 self.waiting.remove(job.num)
                 self.taken.update(dict.fromkeys(slots, job.num))
                 self.alive.add(job.num)
-                return StartRefused(job.num, "EAGAIN") if happens(f"job {job.num} is refused") else None
+                return StartRefused(job.num, "EAGAIN", True) if happens(f"job {job.num} is refused") else None
             case Interrupt(num, why):
                 assert num in self.alive - self.ending
                 assert num not in self.interrupted.keys() | self.killed.keys()

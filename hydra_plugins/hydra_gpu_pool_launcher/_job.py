@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import io
+import json
 import os
 import pickle
 import signal
@@ -169,7 +170,7 @@ def _run(assignment: Assignment, body: Body) -> Result:
         status=Status.COMPLETED if result.error is None else Status.FAILED,
         error_type=None if result.error is None else _type_name(result.error),
         error_text=None if result.error is None else _error_text(result.error),
-        value=as_json(result.value),
+        value=_json_value(result.value),
         sha256=digest(payload),
         traceback=text,
     )
@@ -227,16 +228,26 @@ def _pickled(payload: object) -> bytes:
     return buffer.getvalue()
 
 
-def as_json(value: Any) -> Any:
-    """The value where JSON can say it (numpy's and torch's scalars as numbers, tuples as lists), else None."""
+def _json_value(value: Any) -> Any:
+    """The value where JSON can say it, else None: what else there is is in the pickle."""
+    try:
+        plain = _as_json(value)
+        json.dumps(plain)
+    except Exception:  # a list in itself, an integer of 5000 digits, an object whose methods raise
+        return None
+    return plain
+
+
+def _as_json(value: Any) -> Any:
+    """numpy's and torch's scalars as numbers, tuples as lists."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return as_json(value.item())
+        return _as_json(value.item())
     if isinstance(value, (list, tuple)):
-        return [as_json(item) for item in value]
+        return [_as_json(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): as_json(item) for key, item in value.items()}
+        return {str(key): _as_json(item) for key, item in value.items()}
     return None
 
 

@@ -75,10 +75,15 @@ class SweepFiles:
 
 
 def make_private_dir(path: str) -> None:
-    """Make the directory, and those above it, without write permission for group and others, whatever the umask."""
+    """Make the directory without write permission for group and others, whatever the umask; those above it, with it.
+
+    Raises OSError, also where it is there already and is another's, or others can write in it.
+    """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with contextlib.suppress(FileExistsError):
+    try:
         os.mkdir(path, 0o755)
+    except FileExistsError:
+        _require_private(path, os.lstat(path))
 
 
 def open_to_append(path: str) -> int:
@@ -97,21 +102,22 @@ def claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
         return _claim(files, main_pid, fresh)
     except OSError as error:
         raise ConfigurationError(
-            f"hydra.sweep.dir={files.sweep_dir}: the sweep's files cannot be written there ({error}); choose a "
-            "directory where they can."
+            f"hydra.sweep.dir={files.sweep_dir}: the sweep's files cannot be written there ({error.filename}: "
+            f"{error.strerror}); choose a directory where they can."
         ) from error
 
 
 def _claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
     fd = _lock(files, main_pid)
-    if fresh and os.path.lexists(files.journal):
+    jobs = os.path.join(files.root, "jobs")
+    if fresh and (os.path.lexists(files.journal) or os.path.lexists(jobs)):
         k = 1
         while os.path.lexists(f"{files.root}.{k}"):
             k += 1
         os.rename(files.root, f"{files.root}.{k}")
         os.close(fd)
         fd = _lock(files, main_pid)  # of the new directory: whoever was faster has it
-    make_private_dir(os.path.join(files.root, "jobs"))
+    make_private_dir(jobs)
     return fd
 
 
@@ -158,6 +164,16 @@ class Journal:
             line = line[os.write(self.fd, line) :]
 
 
+def begin(files: SweepFiles) -> Journal:
+    """The journal, to append to; whatever a supervisor that was killed left as its last line ends there."""
+    journal = Journal(open_to_append(files.journal))
+    with open(files.journal, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size and file.seek(size - 1) and file.read(1) != b"\n":
+            os.write(journal.fd, b"\n")
+    return journal
+
+
 @dataclass
 class JournalReader:
     """A reader's end: ``new`` gives the events since the last call, and never half of one."""
@@ -173,7 +189,7 @@ class JournalReader:
     def new(self) -> Iterator[dict[str, Any]]:
         """The events that were appended since. A line that is not whole yet is left for the next call.
 
-        None where there is no journal: the supervisor was killed before it began one.
+        One that never became whole is passed over: its writer was killed. No journal, no events.
         """
         if not os.path.exists(self.path):
             return
@@ -183,7 +199,11 @@ class JournalReader:
                 if not line.endswith(b"\n"):
                     return
                 self.offset += len(line)
-                yield json.loads(line)
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue
+                yield event
 
 
 def save_return(files: SweepFiles, num: int, payload: bytes, report: Report) -> None:
@@ -230,15 +250,14 @@ def load_return(files: SweepFiles, num: int) -> Any:
     report = load_report(files, num)
     if report is None:
         raise DamagedReturnError(f"{files.outcome(num)} is missing or damaged")
-    for directory in (files.root, os.path.dirname(files.job_dir(num)), files.job_dir(num)):
-        _require_private(directory, os.lstat(directory))
     try:
-        fd = os.open(files.returned(num), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        for directory in (files.root, os.path.dirname(files.job_dir(num)), files.job_dir(num)):
+            _require_private(directory, os.lstat(directory))
+        with open(os.open(files.returned(num), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            _require_private(files.returned(num), os.fstat(file.fileno()))
+            payload = file.read()
     except OSError as error:
-        raise DamagedReturnError(f"{files.returned(num)}: {error.strerror}") from None
-    with open(fd, "rb") as file:
-        _require_private(files.returned(num), os.fstat(fd))
-        payload = file.read()
+        raise DamagedReturnError(f"{error.filename}: {error.strerror}") from None
     if digest(payload) != report.sha256:
         raise DamagedReturnError(f"{files.returned(num)} is not the file that its outcome.json speaks of")
     return pickle.loads(payload)
@@ -258,10 +277,11 @@ def digest(payload: bytes) -> str:
 
 
 def _require_private(path: str, found: os.stat_result) -> None:
+    """Raise PermissionError where somebody else could have put a pickle there: loading one runs what it says."""
     if found.st_uid != os.getuid():
-        raise DamagedReturnError(f"{path} belongs to user {found.st_uid}: its pickles are not loaded")
+        raise PermissionError(errno.EPERM, f"belongs to user {found.st_uid}", path)
     if stat.S_ISLNK(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise DamagedReturnError(f"{path} can be written by others: its pickles are not loaded")
+        raise PermissionError(errno.EPERM, "is a link, or others can write it", path)
 
 
 def _replace(path: str, content: bytes) -> None:

@@ -13,7 +13,7 @@ from . import _devices
 from ._display import display, log
 from ._job import Result, call
 from ._journal import SweepFiles
-from ._model import Job, Status
+from ._model import Job, JobCancelledError, Status
 from ._pool import Request
 from ._process import require_pidfd
 from ._settings import checked
@@ -100,7 +100,7 @@ def _outcome(job: Job, files: SweepFiles, end: Mapping[str, Any] | None) -> JobO
     settled = settle(job, files, dict(end) if end is not None else None)
     log_path, seconds = files.output(job.num), end.get("seconds") if end is not None else None
     if settled.error is not None:
-        cancelled = end is not None and end["status"] == Status.CANCELLED.value
+        cancelled = isinstance(settled.error, JobCancelledError)
         return JobOutcome(Status.CANCELLED if cancelled else Status.FAILED, None, settled.error, seconds, log_path)
     if settled.failed:
         return JobOutcome(

@@ -239,10 +239,11 @@ class Submitted:
 
 @dataclass(frozen=True)
 class StartRefused:
-    """The system refused the fork that ``Start`` asked for (EAGAIN: too many processes, no memory)."""
+    """The job could not be started; ``for_now``: it may be later (too many processes, too little memory)."""
 
     num: int
     why: str
+    for_now: bool
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from ._model import (
     Stop,
     Submitted,
 )
+from ._process import is_refusal
 from ._schedule import Schedule
 
 
@@ -146,7 +147,8 @@ class Pool:
             case Died(num, exit_):
                 running = self._running[num]
                 running.exit = exit_
-                running.ended = running.ended or self.world.now()
+                if running.ended is None:
+                    running.ended = self.world.now()
                 self._tell(Gone(num, exit_, self.world.report(num)))
 
     def _launch(self, request: Request) -> None:
@@ -195,7 +197,7 @@ class Pool:
         try:
             pid = self.world.start(start)
         except OSError as error:
-            return [StartRefused(num, str(error))]
+            return [StartRefused(num, str(error), is_refusal(error))]
         self._running[num] = _Running(now)
         labels = [self.schedule.layout.label(slot) for slot in start.slots]
         self.world.record("start", job=num, attempt=start.attempt, pid=pid, slots=labels)
@@ -219,7 +221,8 @@ class Pool:
         outcome, running = end.outcome, self._running.pop(end.job.num, None)
         facts: dict[str, Any] = {}
         if running is not None:
-            facts["seconds"] = round((running.ended or self.world.now()) - running.started, 3)
+            ended = self.world.now() if running.ended is None else running.ended
+            facts["seconds"] = round(ended - running.started, 3)
             if running.exit is not None:
                 facts["cpu_s"], facts["peak_mb"] = round(running.exit.cpu_s, 3), round(running.exit.peak_mb, 1)
             if not outcome.by_itself:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import math
 import os
 import select
@@ -335,3 +336,19 @@ def wakeup_pipe() -> tuple[int, int]:
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     return read, write
+
+
+def is_refusal(error: OSError) -> bool:
+    """True where the system refuses to start a process for now, and may allow it later."""
+    return error.errno in {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+
+
+def reap(pid: int) -> None:
+    """Take the exit status of a child that has ended; somebody else may have done so."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def signal_self(signum: int) -> None:
+    """Send this process a signal: where its action is the default one, this does not return."""
+    os.kill(os.getpid(), signum)

@@ -187,10 +187,12 @@ class Schedule:
         attempt = self._expect(event.num, event, Phase.RUNNING)
         del self._running[event.num]
         self._free.update(attempt.slots)
-        if self._running:
+        if event.for_now and self._running:
             self._requeue(attempt.job)
             return []
-        why = f"could not be started ({event.why}), and no other job runs whose end would make room"
+        why = f"could not be started: {event.why}"
+        if event.for_now:
+            why += "; and no other job runs whose end would make room"
         return [End(attempt.job, attempt.attempt, _lost(why)), *self._start()]
 
     def _requeue(self, job: Job) -> None:
@@ -236,19 +238,20 @@ def judge(stopped: str | None, exit_: Exit | None, report: Report | None) -> Out
     ``stopped`` is why we stopped it; None where we did not, or only after its own outcome was on disk. ``exit_`` is
     None where the kernel never told, since the process could not be killed.
     """
-    if stopped is not None:
+    if stopped is not None and exit_ is not None:
         return _cancelled(stopped)
-    if report is not None:
+    if stopped is None and report is not None:
         cause = Cause.RETURNED if report.status is Status.COMPLETED else Cause.ERROR
         return Outcome(report.status, cause, report.error_type, report.error_text, report.value, by_itself=True)
     if exit_ is None:
-        return _lost(f"left a process that did not die within {LOST_AFTER_S:g} s of SIGKILL")
+        before = "" if stopped is None else f"was stopped ({stopped}), but "
+        return _lost(f"{before}left a process that did not die within {LOST_AFTER_S:g} s of SIGKILL")
     if exit_.signal in _BY_HAND:
         return _cancelled(f"{_signal_name(exit_.signal)} was sent to its process")
     if exit_.signal is not None:
         why = f"was ended by {_signal_name(exit_.signal)}{_HINTS.get(exit_.signal, '')}"
     else:
-        why = f"ended with exit code {exit_.code} before its task function returned"
+        why = f"ended with exit code {exit_.code} and without a result"
     return Outcome(Status.FAILED, Cause.CRASH, "JobCrashedError", why)
 
 

@@ -35,6 +35,7 @@ from ._model import (
     Ending,
     GpuPoolError,
     Job,
+    JobCancelledError,
     JobError,
     JobLostError,
     Layout,
@@ -121,9 +122,9 @@ class Supervisor:
     def run(self, request: Request, display: Display) -> dict[int, dict[str, Any]]:
         """Have the jobs run, and block until each has ended; the journal's "end" event of each, by job number.
 
-        The display is shown the journal's events here, in main. A job has no entry where the supervisor was killed
-        before it could write one. In main's main thread, SIGINT, SIGTERM and SIGHUP are handled where nobody
-        else does, see ``_Signals``; after one of them this does not return.
+        The display is shown the journal's events here, in main. Where the supervisor was killed before it could write
+        a job's end, the job has its "stop" event instead, if there is one, or no entry. In main's main thread, SIGINT,
+        SIGTERM and SIGHUP are handled where nobody else does, see ``_Signals``; after one of them this does not return.
         """
         assert self._processes is not None, "start() comes first"
         processes, journal = self._processes, JournalReader(request.files.journal)
@@ -136,7 +137,7 @@ class Supervisor:
             try:
                 processes.send({"request": _request_to_json(request)})
                 for event in _follow(processes, journal):
-                    if event["event"] == "end":
+                    if event["event"] in {"stop", "end"}:
                         ends[event["job"]] = event
                     display.show(event)
             except BaseException:
@@ -272,8 +273,7 @@ def _close(processes: _Processes, owner: int) -> None:
     processes.send({"close": True})
     _process.wait_readable([processes.guard_pidfd])
     _process.wait_readable([processes.lifeline])  # where the guard was killed, the supervisor ends later
-    with contextlib.suppress(ChildProcessError):  # the app itself waits for any child
-        os.waitpid(processes.guard, 0)
+    _process.reap(processes.guard)
     for fd in {processes.guard_pidfd, processes.lifeline, processes.channel}:
         _mains_descriptors.discard(fd)
         os.close(fd)
@@ -355,7 +355,7 @@ def _die_of(signum: int) -> NoReturn:
     logging.shutdown()
     _process.flush_streams()
     if os.getpid() != 1:  # the kernel does not let a default action end PID 1
-        os.kill(os.getpid(), signum)
+        _process.signal_self(signum)
     raise SystemExit(128 + signum)
 
 
@@ -466,7 +466,7 @@ class _SystemWorld:
         if self._lock is None:
             self._lock = _journal.claim(request.files, self._origin.main, request.fresh)
             _process.redirect(_journal.open_to_append(request.files.supervisor_log), 1, 2)
-            self._journal = Journal(_journal.open_to_append(request.files.journal))
+            self._journal = _journal.begin(request.files)
         self._request = request
 
     def refuse(self, why: str) -> None:
@@ -566,11 +566,13 @@ class Settled:
 
 
 def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
-    """What became of a job, from its "end" event, or from its files where the supervisor did not live to write one.
+    """What became of a job, from ``Supervisor.run``'s event, or from its files where there is none.
 
     Runs in main, and loads the job's pickle: the code that this runs may raise, which is the job's error then.
     """
     report = _journal.load_report(files, job.num)
+    if end is not None and end["event"] == "stop":
+        return Settled(error=JobCancelledError(job.num, job.overrides, f"was cancelled: {end['why']}"))
     if end is not None and not end["by_itself"]:
         return Settled(error=JOB_ERRORS[end["error_type"]](job.num, job.overrides, end["error_text"]))
     if report is None:
