@@ -232,6 +232,18 @@ def test_a_failed_job_leaves_its_traceback_in_its_log_by_the_hook_that_trackers_
     assert log.endswith("ValueError: gone wrong\n")
 
 
+def test_an_excepthook_that_fails_changes_no_outcome(tmp_path: Path) -> None:
+    def job() -> None:
+        sys.excepthook = lambda *_: 1 / 0
+        atexit.register(print, "exit hooks ran")
+        raise ValueError("gone wrong")
+
+    result = outcome(tmp_path, job)
+    assert type(result.error) is ValueError
+    assert "ZeroDivisionError" in Path(result.log).read_text()
+    assert "exit hooks ran" in Path(result.log).read_text()
+
+
 def test_a_segmentation_fault_leaves_the_place_in_the_log(tmp_path: Path) -> None:
     was_enabled = faulthandler.is_enabled()
     faulthandler.disable()

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -298,8 +299,25 @@ def journal(job: SweepFiles) -> Iterator[Journal]:
     os.close(journal.fd)
 
 
-def test_what_is_appended_is_seen_at_once_and_once(job: SweepFiles, journal: Journal) -> None:
-    reader = JournalReader(job.journal)
+Reading = Callable[[SweepFiles], JournalReader]
+
+
+@pytest.fixture
+def reading() -> Iterator[Reading]:
+    """Readers of journals, closed when the test is over."""
+    readers: list[JournalReader] = []
+
+    def read(files: SweepFiles) -> JournalReader:
+        readers.append(JournalReader(files.journal))
+        return readers[-1]
+
+    yield read
+    for reader in readers:
+        reader.close()
+
+
+def test_what_is_appended_is_seen_at_once_and_once(reading: Reading, job: SweepFiles, journal: Journal) -> None:
+    reader = reading(job)
     journal.append("start", job=0, slots=["0.0"])
     journal.append("end", job=0, value={"ü": [1.5, None]})
     first, second = reader.new()
@@ -310,8 +328,10 @@ def test_what_is_appended_is_seen_at_once_and_once(job: SweepFiles, journal: Jou
     assert [event["event"] for event in reader.new()] == ["done"]
 
 
-def test_a_line_is_not_seen_before_it_is_whole_wherever_it_is_cut(job: SweepFiles, journal: Journal) -> None:
-    reader = JournalReader(job.journal)
+def test_a_line_is_not_seen_before_it_is_whole_wherever_it_is_cut(
+    reading: Reading, job: SweepFiles, journal: Journal
+) -> None:
+    reader = reading(job)
     line = json.dumps({"event": "start", "text": "ü"}, ensure_ascii=False).encode() + b"\n"
     for end in range(1, len(line)):
         os.write(journal.fd, line[:end])
@@ -320,35 +340,46 @@ def test_a_line_is_not_seen_before_it_is_whole_wherever_it_is_cut(job: SweepFile
         assert list(reader.new()) == [{"event": "start", "text": "ü"}]
 
 
-def test_a_reader_that_stops_in_the_middle_goes_on_with_the_next_event(job: SweepFiles, journal: Journal) -> None:
+def test_a_reader_that_stops_in_the_middle_goes_on_with_the_next_event(
+    reading: Reading, job: SweepFiles, journal: Journal
+) -> None:
     for num in range(3):
         journal.append("end", job=num)
-    reader = JournalReader(job.journal)
+    reader = reading(job)
     assert next(reader.new())["job"] == 0
     assert [event["job"] for event in reader.new()] == [1, 2]
 
 
-def test_a_reader_that_skips_sees_only_what_comes_later(job: SweepFiles, journal: Journal) -> None:
+def test_events_still_come_when_the_directory_is_removed(reading: Reading, job: SweepFiles, journal: Journal) -> None:
     journal.append("end", job=0)
-    reader = JournalReader(job.journal)
+    reader = reading(job)
+    assert [event["job"] for event in reader.new()] == [0]
+    shutil.rmtree(job.root)
+    journal.append("end", job=1)
+    assert [event["job"] for event in reader.new()] == [1]
+
+
+def test_a_reader_that_skips_sees_only_what_comes_later(reading: Reading, job: SweepFiles, journal: Journal) -> None:
+    journal.append("end", job=0)
+    reader = reading(job)
     reader.skip()
     journal.append("end", job=1)
     assert [event["job"] for event in reader.new()] == [1]
 
 
-def test_a_journal_that_is_not_there_yet_has_no_events(job: SweepFiles) -> None:
-    reader = JournalReader(job.journal)
+def test_a_journal_that_is_not_there_yet_has_no_events(reading: Reading, job: SweepFiles) -> None:
+    reader = reading(job)
     reader.skip()
     assert list(reader.new()) == []
 
 
 def test_a_line_that_the_system_takes_in_pieces_is_written_whole(
-    job: SweepFiles, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    reading: Reading, job: SweepFiles, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
     journal.append("end", job=0, error_text="x" * 100)
-    (event,) = JournalReader(job.journal).new()
+    (event,) = reading(job).new()
     assert event["error_text"] == "x" * 100
 
 
@@ -487,8 +518,8 @@ def test_what_is_appended_to_a_log_comes_after_what_others_have_written_meanwhil
         os.close(fd)
 
 
-def test_a_half_written_line_of_the_journal_does_not_spoil_the_next(files: SweepFiles) -> None:
+def test_a_half_written_line_of_the_journal_does_not_spoil_the_next(files: SweepFiles, reading: Reading) -> None:
     make_private_dir(files.root)
     Path(files.journal).write_text('{"event": "queued"}\n{"event": "st')
     begin(files).append("done")
-    assert [event["event"] for event in JournalReader(files.journal).new()] == ["queued", "done"]
+    assert [event["event"] for event in reading(files).new()] == ["queued", "done"]

@@ -125,8 +125,8 @@ StartApp = Callable[..., App]
 def start_app(tmp_path: Path) -> Iterator[StartApp]:
     apps: list[App] = []
 
-    def start(source: str, *, prefix: tuple[str, ...] = (), **popen: Any) -> App:
-        text = APP.format(package="hydra_plugins.hydra_gpu_pool_launcher", source=source)
+    def start(source: str, *, before: str = "", prefix: tuple[str, ...] = (), **popen: Any) -> App:
+        text = APP.format(package="hydra_plugins.hydra_gpu_pool_launcher", source=f"{before}\n{source}")
         read, write = os.pipe()
         (tmp_path / "app.py").write_text(f"LIFELINE = {write}\n{text}")
         process = subprocess.Popen(
@@ -391,3 +391,36 @@ def test_no_supervisor_is_left_after_four_sweeps_in_one_process(start_app: Start
     children, before, after = out.split(" ")
     assert children == ""
     assert int(before) == int(after)
+
+
+def test_a_main_process_without_standard_streams_runs_its_sweep(start_app: StartApp) -> None:
+    app = start_app(
+        "values = [o.value for o in GpuPool(cpu_slots=2, dir='sweep').map(abs_, [{'x': -1}, {'x': -2}])]\n"
+        "report(str(values))",
+        before="for fd in (0, 1, 2): os.close(fd)\ndef abs_(x): return abs(x)",
+    )
+    assert app.report().split(maxsplit=1)[1] == "[1, 2]"
+    app.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("action", ["signal.SIG_IGN", "lambda *_: os.waitpid(-1, os.WNOHANG)"])
+def test_an_app_that_does_not_care_for_its_children_runs_its_sweep(start_app: StartApp, action: str) -> None:
+    app = start_app(
+        "outcomes = GpuPool(cpu_slots=2, dir='sweep').map(job, [{'x': x} for x in range(4)])\n"
+        "print([o.value for o in outcomes], outcomes[3].error)",
+        before=f"signal.signal(signal.SIGCHLD, {action})\ndef job(x): return os._exit(3) if x == 3 else x",
+    )
+    out, err = app.process.communicate(timeout=LIMIT_S)
+    assert out == "[0, 1, 2, None] job 3 (x=3) ended with exit code 3 and without a result\n", err
+    app.assert_nothing_is_left()
+
+
+def test_a_sweep_whose_directory_is_removed_ends_all_the_same(start_app: StartApp) -> None:
+    app = start_app(
+        "outcomes = GpuPool(cpu_slots=1, dir='sweep').map(job, [{'x': x} for x in range(3)])\n"
+        "print([type(o.error).__name__ for o in outcomes])",
+        before="import shutil\ndef job(x): return shutil.rmtree('sweep') if x == 1 else x",
+    )
+    out, err = app.process.communicate(timeout=LIMIT_S)
+    assert out.endswith("['JobLostError', 'JobCrashedError', 'NoneType']\n"), (out, err)
+    app.assert_nothing_is_left()

@@ -64,12 +64,12 @@ class BatchSweeper(Sweeper):
         self.launcher = Plugins.instance().instantiate_launcher(**kwargs)
 
     def sweep(self, arguments):
-        returns = []
+        returns, self.numbers_from = [], 3
         for start in (0, 3):
             batch = [[*arguments, f"+x={{start + i}}"] for i in (1, 2, 3)]
             if start:
                 self.between()
-            returns += self.launcher.launch(batch, initial_job_idx=start)
+            returns += self.launcher.launch(batch, initial_job_idx=start and self.numbers_from)
         for ret in returns:
             job = ret.hydra_cfg and ret.hydra_cfg.hydra.job
             print("RETURN", list(ret.overrides), ret.status.name, repr(ret._return_value), ret.task_name,
@@ -187,6 +187,33 @@ os.makedirs("elsewhere"); os.chdir("elsewhere")"""
     lines = returns(run_batches(body, f"hydra.sweep.dir={tmp_path}/sweep", between=between))
     assert ["(None," in line for line in lines] == [True] * 3 + [False] * 3
     assert ["('set', 'elsewhere')" in line for line in lines] == [False] * 3 + [True] * 3
+
+
+def test_a_sweeper_that_gives_the_same_numbers_again_gets_no_old_results(run_batches: RunBatches) -> None:
+    lines = returns(run_batches("os._exit(7) if cfg.x == 4 else None\nreturn cfg.x", between="self.numbers_from = 0"))
+    assert "COMPLETED 1 app" in lines[0]
+    assert "ended with exit code 7" in lines[3]
+    assert "COMPLETED 5 app ('1', 1)" in lines[4]
+
+
+def test_a_relative_sweep_directory_follows_main_to_another_place(run_batches: RunBatches, tmp_path: Path) -> None:
+    between = """
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+os.makedirs("elsewhere"); os.chdir("elsewhere")"""
+    lines = returns(run_batches("return cfg.x", between=between))
+    assert ["COMPLETED" in line for line in lines] == [True] * 6
+    assert (tmp_path / "elsewhere/sweep/.gpu_pool/jobs/5/outcome.json").exists()
+
+
+def test_a_supervisor_that_was_killed_between_batches_is_replaced(run_batches: RunBatches) -> None:
+    between = """
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+from pathlib import Path
+guard = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()[0]
+os.kill(int(Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0]), 9)
+os.waitid(os.P_PID, int(guard), os.WEXITED | os.WNOWAIT)"""
+    lines = returns(run_batches("return cfg.x", between=between))
+    assert ["COMPLETED" in line for line in lines] == [True] * 6
 
 
 def test_threads_in_main_at_setup_are_named_in_one_warning(run_app: RunApp) -> None:

@@ -49,8 +49,12 @@ class Lines:
 
     jobs: Sequence[Job]
     files: SweepFiles
+    _by_number: dict[int, Job] = field(init=False)
     _slots: dict[int, str] = field(default_factory=dict)
     _ends: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._by_number = {job.num: job for job in self.jobs}
 
     def begin(self, layout: Layout) -> None:
         """What is about to run where. That these lines are not there tells that another launcher was chosen."""
@@ -64,13 +68,13 @@ class Lines:
         if event["event"] == "start":
             num = event["job"]
             self._slots[num] = ",".join(event["slots"])
-            log.info("%s started on %s, pid %d", self._job(num), self._slots[num], event["pid"])
+            log.info("%s started on %s, pid %d", self._by_number[num], self._slots[num], event["pid"])
         elif event["event"] == "end":
             self._ends[event["job"]] = event
             if event["status"] != Status.COMPLETED.value:
                 log.error(
                     "%s %s: %s; its log is %s",
-                    self._job(event["job"]),
+                    self._by_number[event["job"]],
                     event["status"],
                     _error(event),
                     self.files.output(event["job"]),
@@ -86,9 +90,6 @@ class Lines:
             slot = self._slots.get(job.num, "")
             rows.append([str(job.num), " ".join(differing), end.get("status", "LOST"), value, seconds, slot])
         log.info("%s ended:\n%s", "1 job has" if len(self.jobs) == 1 else f"{len(self.jobs)} jobs have", table(rows))
-
-    def _job(self, num: int) -> Job:
-        return next(job for job in self.jobs if job.num == num)
 
 
 def differing_overrides(jobs: Sequence[Job]) -> list[list[str]]:

@@ -78,7 +78,7 @@ def main(
     of_the_app = _interpreter.forget_exit_hooks()
     result = _run(assignment, body)
     if result.error is not None:
-        sys.excepthook(type(result.error), result.error, result.error.__traceback__)
+        _call_excepthook(result.error)
     _interpreter.run_exit_hooks(of_the_app)
     _process.flush_streams()
     return 0 if result.error is None else 1
@@ -101,6 +101,14 @@ def call(job: Job, function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
         raise JobError(job.num, job.overrides, f"raised {_described(error)}") from error
 
 
+def _call_excepthook(error: Exception) -> None:
+    """As the interpreter does at an uncaught exception; the hook is the user's, and what it raises changes nothing."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception:
+        traceback.print_exc()
+
+
 def _be_a_leader(supervisor: int, mask: frozenset[int]) -> None:
     """A session of its own, so that a signal to "its" group meets nobody else; then signals as in a new process."""
     os.setsid()
@@ -108,7 +116,7 @@ def _be_a_leader(supervisor: int, mask: frozenset[int]) -> None:
     _process.become_subreaper()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for signum in (signal.SIGTERM, signal.SIGHUP):
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

@@ -18,7 +18,7 @@ import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from ._model import ConfigurationError, GpuPoolError, Report, Status
 
@@ -176,34 +176,45 @@ def begin(files: SweepFiles) -> Journal:
 
 @dataclass
 class JournalReader:
-    """A reader's end: ``new`` gives the events since the last call, and never half of one."""
+    """A reader's end: ``new`` gives the events since the last call, and never half of one.
+
+    The file is opened once, by the first call that finds it: whatever becomes of the directory, the events still come.
+    """
 
     path: str
     offset: int = 0
+    _file: BinaryIO | None = None
 
     def skip(self) -> None:
         """Start at the present end."""
         with contextlib.suppress(FileNotFoundError):
             self.offset = os.stat(self.path).st_size
 
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+
     def new(self) -> Iterator[dict[str, Any]]:
         """The events that were appended since. A line that is not whole yet is left for the next call.
 
         One that never became whole is passed over: its writer was killed. No journal, no events.
         """
-        if not os.path.exists(self.path):
-            return
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self.offset += len(line)
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    continue
-                yield event
+        if self._file is None:
+            try:
+                self._file = open(self.path, "rb")  # noqa: SIM115
+            except FileNotFoundError:
+                return
+        self._file.seek(self.offset)
+        for line in self._file:
+            if not line.endswith(b"\n"):
+                return
+            self.offset += len(line)
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            yield event
 
 
 def save_return(files: SweepFiles, num: int, payload: bytes, report: Report) -> None:
@@ -261,6 +272,13 @@ def load_return(files: SweepFiles, num: int) -> Any:
     if digest(payload) != report.sha256:
         raise DamagedReturnError(f"{files.returned(num)} is not the file that its outcome.json speaks of")
     return pickle.loads(payload)
+
+
+def clear_result(files: SweepFiles, num: int) -> None:
+    """Before a try: what an earlier job of this number left is no result of the new one."""
+    for path in (files.outcome(num), files.returned(num)):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def set_aside_late(files: SweepFiles, num: int) -> None:

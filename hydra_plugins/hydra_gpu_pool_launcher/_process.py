@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import math
 import os
 import select
@@ -101,6 +102,25 @@ def raise_oom_score(by: int) -> None:
         score = min(int(file.read()) + by, 1000)
         file.seek(0)
         file.write(str(score))
+
+
+def beyond_standard(fd: int) -> int:
+    """The descriptor, moved where its number is one of 0 to 2: redirecting a standard stream would close it there.
+
+    A process that was started without standard streams gets these numbers for whatever it opens first.
+    """
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
+def fill_standard() -> None:
+    """Open /dev/null as each standard stream that is not there, so that nothing else is given its number."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def redirect(source: int, *targets: int) -> None:

@@ -113,7 +113,7 @@ class Supervisor:
 
     def renew(self) -> None:
         """Fork again, so that jobs see the newest state of the app; where that is not safe any more, keep what is."""
-        if self._processes is None:
+        if self._processes is None or self._processes.gone():
             self.start()
         elif not _interpreter.other_threads():
             with contextlib.suppress(ConfigurationError):
@@ -144,6 +144,7 @@ class Supervisor:
                 self.close()  # whoever raised it (an app's signal handler, say) does not wait for the jobs
                 raise
             finally:
+                journal.close()
                 self.busy = False
             if signals.received or processes.gone():
                 self.close()
@@ -232,8 +233,9 @@ class _Processes:
 
 def _start_processes(app: App) -> _Processes:
     """Fork the guard, which forks the supervisor; returns when the latter serves."""
-    ours, theirs = (end.detach() for end in socket.socketpair())
-    main_pidfd = _process.pidfd_open(os.getpid())  # taken here: the guard could only hope that the pid is still main's
+    ours, theirs = (_process.beyond_standard(end.detach()) for end in socket.socketpair())
+    # Taken here: the guard could only hope that the pid is still main's.
+    main_pidfd = _process.beyond_standard(_process.pidfd_open(os.getpid()))
     for end in (ours, theirs):
         os.set_blocking(end, False)
     origin = _Origin(os.getpid(), main_pidfd, theirs, _interpreter.random_state())
@@ -328,7 +330,7 @@ class _Signals:
     def __enter__(self) -> _Signals:
         if threading.current_thread() is threading.main_thread():
             for signum in _STOPPED_BY:
-                if signal.getsignal(signum) in {signal.SIG_DFL, signal.default_int_handler}:
+                if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
                     self._old[signum] = signal.signal(signum, self._handle)
         return self
 
@@ -377,15 +379,18 @@ def _guard(app: App, origin: _Origin, mask: frozenset[int]) -> int:
 
     All signals stay blocked: a scheduler that signals every process of the sweep must find somebody to clean up.
     """
+    _interpreter.freeze_garbage()
     for fd in _mains_descriptors:
         os.close(fd)
     _mains_descriptors.clear()
+    _process.fill_standard()
     os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the app ignores it, the kernel keeps no exit status
     _process.become_subreaper()
-    _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0, 1, 2)
-    _interpreter.freeze_garbage()
+    _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0, 1)
     guard_pidfd = _process.pidfd_open(os.getpid())
     supervisor = _process.fork(lambda _: _supervise(app, origin, guard_pidfd, mask))
+    _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 2)  # faults until here are for the user to see
     supervisor_pidfd = _process.pidfd_open(supervisor)
     os.close(origin.channel)
     if supervisor_pidfd not in _process.wait_readable([supervisor_pidfd, origin.main_pidfd]):
@@ -407,6 +412,7 @@ def _supervise(app: App, origin: _Origin, guard_pidfd: int, mask: frozenset[int]
     signal.pthread_sigmask(signal.SIG_SETMASK, mask - handled)
     _process.become_subreaper()
     world = _SystemWorld(app, origin, wakeup, guard_pidfd)
+    _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 2)  # until it has a log, and never a terminal
     world.tell({"pid": os.getpid(), "torch_refuses_fork": _interpreter.torch_refuses_fork()})
     Pool(Schedule(app.layout, app.kill_grace_s), world).serve()
     return 0
@@ -463,11 +469,19 @@ class _SystemWorld:
         return [event for line in lines for event in _from_line(json.loads(line))]
 
     def open(self, request: Request) -> None:
-        if self._lock is None:
+        if self._request is None or self._request.files != request.files:
+            self._close_files()
             self._lock = _journal.claim(request.files, self._origin.main, request.fresh)
             _process.redirect(_journal.open_to_append(request.files.supervisor_log), 1, 2)
             self._journal = _journal.begin(request.files)
         self._request = request
+
+    def _close_files(self) -> None:
+        if self._journal is not None:
+            os.close(self._journal.fd)
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = self._journal = self._request = None
 
     def refuse(self, why: str) -> None:
         self.tell({"refused": why})
@@ -493,6 +507,7 @@ class _SystemWorld:
         request, app = self._request, self._app
         files, num = request.files, start.job.num
         _journal.make_private_dir(files.job_dir(num))
+        _journal.clear_result(files, num)
         output = _journal.open_to_append(files.output(num))
         at_once = max(1, min(app.layout.jobs_at_once, len(request.jobs)))
         assignment = _job.Assignment(

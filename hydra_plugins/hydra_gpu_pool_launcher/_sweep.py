@@ -28,7 +28,7 @@ from ._supervisor import App, Supervisor, settle, with_remote_traceback
 
 log = logging.getLogger("gpu_pool")
 
-_newest: weakref.ref[Supervisor] | None = None
+_supervisors: weakref.WeakSet[Supervisor] = weakref.WeakSet()
 
 
 class Sweep:
@@ -47,9 +47,12 @@ class Sweep:
         self._config = config
         self._sweep_dir = str(config.hydra.sweep.dir)
         self._launches = 0
+        self._used: set[SweepFiles] = set()
+        _close_previous()
         self._supervisor = start_supervisor(
             _HydraBody(hydra_context, task_function, config), self._layout, self._settings
         )
+        _supervisors.add(self._supervisor)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
         """See ``GpuPoolLauncher.launch``."""
@@ -65,10 +68,19 @@ class Sweep:
                 self._layout.jobs_at_once - len(jobs),
                 self._layout.jobs_at_once,
             )
-        request = Request(jobs, files, dict(os.environ), os.getcwd(), fresh=self._launches == 0)
+        request = Request(jobs, files, dict(os.environ), os.getcwd(), fresh=files not in self._used)
         ends = self._supervisor.run(request, display(self._settings.progress, jobs, files))
         self._launches += 1
+        self._used.add(files)
         return [_job_return(job, files, ends.get(job.num)) for job in jobs]
+
+
+def _close_previous() -> None:
+    """End the supervisor of a sweep that is over, but whose launcher something still refers to, a traceback say."""
+    for supervisor in list(_supervisors):
+        if not supervisor.busy:
+            supervisor.close()
+            _supervisors.discard(supervisor)
 
 
 def start_supervisor(body: Any, layout: Layout, settings: Settings) -> Supervisor:
@@ -81,10 +93,6 @@ def start_supervisor(body: Any, layout: Layout, settings: Settings) -> Superviso
             len(threads),
             ", ".join(threads),
         )
-    global _newest
-    previous = _newest() if _newest is not None else None
-    if previous is not None and not previous.busy:
-        previous.close()  # of a sweep that is over, but whose launcher something still refers to, a traceback say
     supervisor = Supervisor(
         App(
             body=body,
@@ -96,7 +104,6 @@ def start_supervisor(body: Any, layout: Layout, settings: Settings) -> Superviso
         )
     )
     supervisor.start()
-    _newest = weakref.ref(supervisor)
     return supervisor
 
 
