@@ -28,6 +28,9 @@ import atexit, ctypes, os, signal, subprocess, sys, threading, time
 import {package}
 from {package} import GpuPool
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup, this
+
 def report(text=""):
     os.write(LIFELINE, f"{{os.getpid()}} {{text}}\\n".encode())
 
