@@ -108,6 +108,23 @@ def test_a_job_has_the_signal_handlers_of_a_new_process(tmp_path: Path) -> None:
     assert handlers == (True, True, True, -1, set())
 
 
+def test_an_apps_handler_for_another_signal_works_in_jobs_and_only_there(tmp_path: Path) -> None:
+    def handler(*_: object) -> None:
+        seen.append(os.getpid())
+
+    def job() -> tuple[bool, list[int]]:
+        os.kill(os.getppid(), signal.SIGUSR1)  # the supervisor
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return seen == [os.getpid()], seen
+
+    seen: list[int] = []
+    old = signal.signal(signal.SIGUSR1, handler)
+    try:
+        assert [o.value[0] for o in outcomes(tmp_path, job, {}, {}, cpu_slots=1)] == [True, True]
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+
+
 def test_the_user_code_of_one_job_does_not_show_in_the_next(tmp_path: Path) -> None:
     def job() -> int:
         seen = len(leak)
@@ -255,8 +272,10 @@ def test_a_segmentation_fault_leaves_the_place_in_the_log(tmp_path: Path) -> Non
     assert log.startswith("Fatal Python error: Segmentation fault\n")
 
 
-def test_breakpoint_ends_a_job_rather_than_hang_it(tmp_path: Path) -> None:
-    assert outcome(tmp_path, sys.__breakpointhook__).status is Status.FAILED
+def test_breakpoint_ends_a_job_rather_than_hang_it(run_app: RunApp) -> None:
+    package = "hydra_plugins.hydra_gpu_pool_launcher"
+    done = run_app(f"from {package} import GpuPool\nprint(GpuPool(cpu_slots=1).map(breakpoint, [{{}}])[0].status)")
+    assert done.stdout == "Status.FAILED\n", done.stderr
 
 
 # --- descriptors ---

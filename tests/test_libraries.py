@@ -121,6 +121,23 @@ print([str(o.error)[:40] for o in GpuPool(cpu_slots=1).map(abandon, [dict(x=1), 
     ], done.stderr
 
 
+@needs_torch
+def test_each_job_may_have_a_process_group_of_its_own(run_app: RunApp) -> None:
+    """Jobs that shared a process would meet the group of the job before."""
+    source = """
+import torch.distributed as dist
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
+
+def job(x):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return dist.get_world_size()
+
+print([o.value for o in GpuPool(cpu_slots=1).map(job, [dict(x=x) for x in range(3)])])
+"""
+    done = run_app(source)
+    assert done.stdout == "[1, 1, 1]\n", done.stderr
+
+
 PARABOLA = """
 import hydra
 

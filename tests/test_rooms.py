@@ -24,6 +24,8 @@ ORDER = (
     "_devices",
     "_machine",
     "_supervisor",
+    "_link",
+    "_guard",
     "_pool",
     "_schedule",
     "_job",

@@ -70,9 +70,13 @@ def main(
     log: int,
     close: Iterable[int],
     mask: frozenset[int],
+    handlers: Mapping[int, _process.Handler],
 ) -> int:
-    """Run the job; the exit code of its process. ``log``: descriptor of its log; ``close``: the supervisor's own."""
-    _be_a_leader(supervisor, mask)
+    """Run the job; the exit code of its process.
+
+    ``log``: descriptor of its log; ``close``: the supervisor's own; ``mask``, ``handlers``: of signals, of the app.
+    """
+    _be_a_leader(supervisor, mask, handlers)
     _use_log(log, close)
     _see(assignment)
     of_the_app = _interpreter.forget_exit_hooks()
@@ -109,12 +113,17 @@ def _call_excepthook(error: Exception) -> None:
         traceback.print_exc()
 
 
-def _be_a_leader(supervisor: int, mask: frozenset[int]) -> None:
-    """A session of its own, so that a signal to "its" group meets nobody else; then signals as in a new process."""
+def _be_a_leader(supervisor: int, mask: frozenset[int], handlers: Mapping[int, _process.Handler]) -> None:
+    """A session of its own, so that a signal to "its" group meets nobody else; then signals as in a new process.
+
+    The app's handlers for what ends processes are for main, and not for it; those for other signals are as they were.
+    """
     os.setsid()
     _process.die_with_parent(supervisor)
     _process.become_subreaper()
     signal.set_wakeup_fd(-1)
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(signum, signal.SIG_DFL)

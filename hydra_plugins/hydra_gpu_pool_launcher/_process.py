@@ -22,6 +22,8 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
 from ._model import ConfigurationError, Exit
 
@@ -31,6 +33,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _IONBF = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+Handler = Callable[[int, FrameType | None], Any]
+"""A signal handler written in Python."""
 
 
 def pidfd_open(pid: int) -> int:
@@ -349,6 +354,17 @@ def wait_writable(fd: int, unless_readable: int) -> bool:
     poll.register(fd, select.POLLOUT)
     poll.register(unless_readable, select.POLLIN)
     return unless_readable not in dict(poll.poll())
+
+
+def silence_handlers() -> dict[int, Handler]:
+    """Ignore each signal for which there is a handler in Python, user code that is, and give those handlers."""
+    found: dict[int, Handler] = {}
+    for signum in signal.valid_signals():
+        handler = signal.getsignal(signum)
+        if callable(handler):
+            found[signum] = handler
+            signal.signal(signum, signal.SIG_IGN)
+    return found
 
 
 def wakeup_pipe() -> tuple[int, int]:

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from . import _devices
 from ._display import display
+from ._guard import App
 from ._interpreter import other_threads
 from ._job import Result, call
 from ._journal import SweepFiles
@@ -24,7 +25,7 @@ from ._model import ConfigurationError, Job, Layout, Settings
 from ._pool import Request
 from ._process import require_pidfd
 from ._settings import checked
-from ._supervisor import App, Supervisor, settle, with_remote_traceback
+from ._supervisor import Supervisor, settle, with_remote_traceback
 
 log = logging.getLogger("gpu_pool")
 

@@ -1,0 +1,281 @@
+"""The guard's and the supervisor's own processes, from their forks to their ends.
+
+    main              forks the guard
+      └ guard         outlives the supervisor, to end what it leaves behind
+          └ supervisor    a clean copy of the app; runs the loop of ``_pool`` in the world as it is
+
+No code of the app runs in either, but for what it has registered with os.register_at_fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _interpreter, _job, _journal, _process
+from ._journal import Journal, SweepFiles
+from ._model import Ending, Job, Layout, Report, Slot, Start, Stop
+from ._pool import Close, Died, Pool, Request
+from ._schedule import LOST_AFTER_S, Schedule
+
+
+@dataclass(frozen=True)
+class App:
+    """What the supervisor inherits by the fork: the app as it is, and how its jobs are to be run.
+
+    ``devices``: the variables that show a job the devices of its slots, given the environment of the request.
+    """
+
+    body: _job.Body
+    layout: Layout
+    kill_grace_s: float
+    threads_per_job: int | None  # None: cores / jobs at once
+    cores: int
+    devices: Callable[[Sequence[Slot], Mapping[str, str]], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What guard and supervisor need to know of the main process that forked them.
+
+    ``inherited``: main's descriptors of its other supervisors, which are not theirs to keep.
+    """
+
+    main: int
+    main_pidfd: int
+    channel: int
+    random_state: Any
+    inherited: frozenset[int]
+
+
+def be_guard(app: App, origin: Origin, mask: frozenset[int]) -> int:
+    """Fork the supervisor, wait for its end or main's, then end whatever of it is left. Runs in the guard's process.
+
+    All signals stay blocked: a scheduler that signals every process of the sweep must find somebody to clean up.
+    """
+    _interpreter.freeze_garbage()
+    for fd in origin.inherited:
+        os.close(fd)
+    _process.fill_standard()
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the app ignores it, the kernel keeps no exit status
+    _process.become_subreaper()
+    _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0, 1)
+    guard_pidfd = _process.pidfd_open(os.getpid())
+    supervisor = _process.fork(lambda _: _be_supervisor(app, origin, guard_pidfd, mask))
+    _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 2)  # faults until here are for the user to see
+    supervisor_pidfd = _process.pidfd_open(supervisor)
+    os.close(origin.channel)
+    if supervisor_pidfd not in _process.wait_readable([supervisor_pidfd, origin.main_pidfd]):
+        # Main is gone; the supervisor knows it too, and is given the time that it may take.
+        _process.wait_readable([supervisor_pidfd], app.kill_grace_s + 2 * LOST_AFTER_S)
+    _process.end_all_children(LOST_AFTER_S)
+    return 0
+
+
+# --- the supervisor ---
+
+
+def _be_supervisor(app: App, origin: Origin, guard_pidfd: int, mask: frozenset[int]) -> int:
+    """Serve requests. Runs in the supervisor's process, where no code of the app runs, ever."""
+    handled = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+    of_the_app = _process.silence_handlers()
+    wakeup = _process.wakeup_pipe()
+    for signum in handled:
+        signal.signal(signum, lambda *_: None)  # seen through the pipe
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask - handled)
+    _process.become_subreaper()
+    world = _SystemWorld(app, origin, wakeup, guard_pidfd, of_the_app)
+    _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 2)  # until it has a log, and never a terminal
+    world.tell({"pid": os.getpid(), "torch_refuses_fork": _interpreter.torch_refuses_fork()})
+    Pool(Schedule(app.layout, app.kill_grace_s), world).serve()
+    return 0
+
+
+class _SystemWorld:
+    """The world as it is, for the loop of ``_pool``: processes, the journal, main at the other end of the channel."""
+
+    def __init__(
+        self,
+        app: App,
+        origin: Origin,
+        wakeup: tuple[int, int],
+        guard_pidfd: int,
+        handlers_of_the_app: Mapping[int, _process.Handler],
+    ) -> None:
+        self._app = app
+        self._handlers_of_the_app = handlers_of_the_app
+        self._origin = origin
+        self._wakeup = wakeup
+        self._lifelines = {
+            origin.main_pidfd: "the main process is gone",
+            guard_pidfd: "the guard process is gone",
+        }
+        self._family = _process.Family()
+        self._unread = b""
+        self._request: Request | None = None
+        self._journal: Journal | None = None
+        self._lock: int | None = None
+        self._over: set[int] = set()  # of the channel and the lifelines: those that have told all they can
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Ending | Died]:
+        timeout = None if deadline is None else deadline - time.monotonic()
+        watch = {self._origin.channel, self._wakeup[0], *self._lifelines} - self._over
+        steps, ready = self._family.wait(timeout, watch)
+        events: list[Request | Close | Stop | Ending | Died] = [
+            Ending(num) if exit_ is None else Died(num, exit_) for num, exit_ in steps.items()
+        ]
+        for fd in ready:
+            if fd == self._origin.channel:
+                events += self._from_main()
+            elif fd == self._wakeup[0]:
+                names = sorted({signal.Signals(number).name for number in os.read(fd, 64)})
+                events += [Stop(f"{' and '.join(names)} to the supervisor", signal.SIGTERM), Close()]
+            else:
+                self._over.add(fd)
+                events += [Stop(self._lifelines[fd], signal.SIGTERM), Close()]
+        return events
+
+    def _from_main(self) -> list[Request | Close | Stop | Ending | Died]:
+        try:
+            got = os.read(self._origin.channel, 1 << 16)
+        except ConnectionResetError:
+            got = b""
+        if not got:
+            self._over.add(self._origin.channel)
+            return [Stop("the main process is gone, or has become another program", signal.SIGTERM), Close()]
+        *lines, self._unread = (self._unread + got).split(b"\n")
+        return [event for line in lines for event in _from_line(json.loads(line))]
+
+    def open(self, request: Request) -> None:
+        if self._request is None or self._request.files != request.files:
+            self._close_files()
+            self._lock = _journal.claim(request.files, self._origin.main, request.fresh)
+            _process.redirect(_journal.open_to_append(request.files.supervisor_log), 1, 2)
+            self._journal = _journal.begin(request.files)
+        self._request = request
+
+    def _close_files(self) -> None:
+        if self._journal is not None:
+            os.close(self._journal.fd)
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = self._journal = self._request = None
+
+    def refuse(self, why: str) -> None:
+        self.tell({"refused": why})
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """A line to main. It fits into the socket's buffer: main reads it before it asks for anything else."""
+        self._to_main(json.dumps(message).encode() + b"\n")
+
+    def ring(self) -> None:
+        self._to_main(b"\n")
+
+    def _to_main(self, line: bytes) -> None:
+        """Where the buffer is full, main has enough to wake up for; where it is closed, nobody is there to."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            os.write(self._origin.channel, line)
+
+    def record(self, event: str, **facts: Any) -> None:
+        assert self._journal is not None
+        self._journal.append(event, **facts)
+
+    def start(self, start: Start) -> int:
+        assert self._request is not None
+        request, app = self._request, self._app
+        files, num = request.files, start.job.num
+        _journal.make_private_dir(files.job_dir(num))
+        _journal.clear_result(files, num)
+        output = _journal.open_to_append(files.output(num))
+        at_once = max(1, min(app.layout.jobs_at_once, len(request.jobs)))
+        assignment = _job.Assignment(
+            job=start.job,
+            files=files,
+            environ={
+                **request.environ,
+                **app.devices(start.slots, request.environ),
+                "GPU_POOL_JOB_NUM": str(num),
+            },
+            cwd=request.cwd,
+            threads=app.threads_per_job or max(1, app.cores // at_once),
+            random_before_fork=self._origin.random_state,
+        )
+        supervisor, close = os.getpid(), self._descriptors()
+        try:
+            return self._family.start(
+                num,
+                lambda mask: _job.main(
+                    assignment,
+                    app.body,
+                    supervisor=supervisor,
+                    log=output,
+                    close=close,
+                    mask=mask,
+                    handlers=self._handlers_of_the_app,
+                ),
+            )
+        finally:
+            os.close(output)
+
+    def _descriptors(self) -> set[int]:
+        """All that is ours, for a job to close."""
+        assert self._journal is not None
+        assert self._lock is not None
+        pool = {self._origin.channel, *self._wakeup, *self._lifelines, self._journal.fd, self._lock}
+        return pool.union(self._family.descriptors())
+
+    def signal(self, num: int, signum: int) -> None:
+        self._family.signal(num, signum)
+
+    def kill(self, num: int) -> None:
+        self._family.kill(num)
+
+    def abandon(self, num: int) -> None:
+        self._family.abandon(num)
+
+    def report(self, num: int) -> Report | None:
+        assert self._request is not None
+        return _journal.load_report(self._request.files, num)
+
+    def set_aside(self, num: int) -> None:
+        assert self._request is not None
+        _journal.set_aside_late(self._request.files, num)
+
+
+def _from_line(message: dict[str, Any]) -> list[Request | Close | Stop]:
+    if "request" in message:
+        return [_request_from_json(message["request"])]
+    if "close" in message:
+        return [Stop("the launcher was closed", signal.SIGTERM), Close()]
+    return [Stop(message["why"], message["stop"])]
+
+
+def request_to_json(request: Request) -> dict[str, Any]:
+    """The request as one JSON object, for the supervisor at the other end of the channel."""
+    return {
+        "jobs": [[job.num, *job.overrides] for job in request.jobs],
+        "sweep_dir": request.files.sweep_dir,
+        "environ": dict(request.environ),
+        "cwd": request.cwd,
+        "fresh": request.fresh,
+    }
+
+
+def _request_from_json(message: dict[str, Any]) -> Request:
+    return Request(
+        jobs=tuple(Job(num, tuple(overrides)) for num, *overrides in message["jobs"]),
+        files=SweepFiles(message["sweep_dir"]),
+        environ=message["environ"],
+        cwd=message["cwd"],
+        fresh=message["fresh"],
+    )

@@ -1,0 +1,154 @@
+"""Main's link to its guard and supervisor: how they are forked, and the channel between them.
+
+Main and supervisor share one socket pair. Main writes requests on it, one JSON line each; the supervisor writes
+``ready`` once, ``refused`` in answer to a request, and else single newlines, the doorbell: there is something new in
+the journal. It never blocks on main, which may be suspended for hours. That the other side is gone is told by a pidfd:
+any fork of main may hold the socket open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import _interpreter, _process
+from ._guard import App, Origin, be_guard
+from ._model import ConfigurationError, GpuPoolError
+
+
+class SupervisorGoneError(GpuPoolError):
+    """The supervisor ended before the work was done: somebody killed it, or it has a fault (see its log)."""
+
+
+_open: set[int] = set()
+"""The descriptors of all links of this process, for a guard to close: those of another supervisor are not its own."""
+
+
+@dataclass
+class Link:
+    """The guard and the supervisor as main knows them: pids, pidfds, and main's end of the socket pair."""
+
+    guard: int
+    guard_pidfd: int
+    channel: int
+    supervisor_pidfd: int | None = None
+    ready: dict[str, Any] = field(default_factory=dict)
+    _unsent: deque[bytes] = field(default_factory=deque)
+    _sending: bool = False
+    _unread: bytes = b""
+
+    @property
+    def lifeline(self) -> int:
+        """Readable when the supervisor is gone."""
+        return self.guard_pidfd if self.supervisor_pidfd is None else self.supervisor_pidfd
+
+    def gone(self) -> bool:
+        """True when the supervisor is."""
+        return bool(_process.wait_readable([self.lifeline], 0))
+
+    def send(self, message: dict[str, Any]) -> None:
+        """One line to the supervisor; nothing happens where it is gone.
+
+        A signal handler may call this in the middle of another call, whose line must not be torn: its own then waits.
+        """
+        self._unsent.append(json.dumps(message).encode() + b"\n")
+        if self._sending:
+            return
+        self._sending = True
+        try:
+            while self._unsent:
+                self._send_some()
+        except (BrokenPipeError, ConnectionResetError):
+            self._unsent.clear()
+        finally:
+            self._sending = False
+
+    def _send_some(self) -> None:
+        line = self._unsent[0]
+        try:
+            sent = os.write(self.channel, line)
+        except BlockingIOError:
+            if not _process.wait_writable(self.channel, unless_readable=self.lifeline):
+                raise BrokenPipeError from None
+            return
+        if sent < len(line):
+            self._unsent[0] = line[sent:]
+        else:
+            self._unsent.popleft()
+
+    def receive(self) -> list[bytes]:
+        """The lines that have come, doorbells (empty lines) included; blocks until there is one. []: it is gone."""
+        while True:
+            ready = _process.wait_readable([self.channel, self.lifeline])
+            if self.channel in ready:
+                try:
+                    got = os.read(self.channel, 1 << 16)
+                except ConnectionResetError:
+                    got = b""
+                *lines, self._unread = (self._unread + got).split(b"\n")
+                if lines:
+                    return lines
+                if not got:
+                    _process.wait_readable([self.lifeline])
+            if self.lifeline in ready:
+                return []
+
+
+def start(app: App) -> Link:
+    """Fork the guard, which forks the supervisor; returns when the latter serves.
+
+    Raises ConfigurationError where the system refuses a process, and SupervisorGoneError where one ends at once.
+    """
+    ours, theirs = (_process.beyond_standard(end.detach()) for end in socket.socketpair())
+    # Taken here: the guard could only hope that the pid is still main's.
+    main_pidfd = _process.beyond_standard(_process.pidfd_open(os.getpid()))
+    for end in (ours, theirs):
+        os.set_blocking(end, False)
+    origin = Origin(os.getpid(), main_pidfd, theirs, _interpreter.random_state(), frozenset({ours, *_open}))
+    _process.flush_streams()
+    _interpreter.pause_openmp()
+    try:
+        guard = _process.fork(lambda mask: be_guard(app, origin, mask))
+    except OSError as error:
+        os.close(ours)
+        raise ConfigurationError(
+            f"gpu_pool cannot start: the system refuses a new process ({error.strerror})."
+        ) from error
+    finally:
+        os.close(theirs)
+        os.close(main_pidfd)
+    link = Link(guard, _process.pidfd_open(guard), ours)
+    _open.update({link.guard_pidfd, ours})
+    try:
+        lines = link.receive()
+    except BaseException:  # Ctrl-C, say: nobody would have this link to close it
+        close(link, os.getpid())
+        raise
+    if not lines:
+        close(link, os.getpid())
+        raise SupervisorGoneError(
+            "The supervisor ended while it started: killed by somebody, or by a fault of gpu_pool that it printed."
+        )
+    link.ready = json.loads(lines[0])
+    with contextlib.suppress(ProcessLookupError):  # gone again already: the guard's end will tell
+        link.supervisor_pidfd = _process.pidfd_open(link.ready["pid"])
+        _open.add(link.supervisor_pidfd)
+    return link
+
+
+def close(link: Link, owner: int) -> None:
+    """Ask the supervisor to end its jobs and itself, and wait for both. Only the process that forked it may."""
+    if os.getpid() != owner:
+        return
+    link.send({"close": True})
+    _process.wait_readable([link.guard_pidfd])
+    _process.wait_readable([link.lifeline])  # where the guard was killed, the supervisor ends later
+    _process.reap(link.guard)
+    for fd in {link.guard_pidfd, link.lifeline, link.channel}:
+        _open.discard(fd)
+        os.close(fd)
