@@ -463,7 +463,7 @@ def test_auto_is_refused_where_the_driver_cannot_be_asked(tools: Tools) -> None:
     with pytest.raises(ConfigurationError) as caught:
         layout(checked({}), tools(BROKEN_SMI))
     assert str(caught.value) == (
-        "gpus=auto: the NVIDIA driver cannot be asked "
+        "hydra.launcher.gpus=auto: the NVIDIA driver cannot be asked "
         "(nvidia-smi: NVIDIA-SMI has failed because of a driver mismatch); "
         "repair it, name the GPUs, or set gpus: [] for CPU slots."
     )

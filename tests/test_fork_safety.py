@@ -23,10 +23,10 @@ LOAD = "import ctypes\ndriver = ctypes.CDLL('./libcuda.so.1')\n"
 
 SWEEP = """
 from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
-print([o.value for o in GpuPool(cpu_slots=2).map(abs_, [dict(x=-1), dict(x=-2)])])
+print([o.value for o in GpuPool(gpus=GPUS).map(abs_, [dict(x=-1), dict(x=-2)])])
 """
 
-APP = "def abs_(x): return abs(x)\n"
+APP = "GPUS = [0, 1]\ndef abs_(x): return abs(x)\n"
 
 
 @pytest.fixture
@@ -53,6 +53,12 @@ def test_cuda_initialised_in_main_is_refused_with_the_remedy(run_app: RunApp) ->
     last = done.stderr.splitlines()[-1]
     assert "gpu_pool cannot fork jobs from this process: the CUDA driver is initialised in it" in last
     assert "into the task function." in last
+
+
+@pytest.mark.usefixtures("driver")
+def test_cuda_initialised_in_main_is_no_matter_where_no_job_sees_a_gpu(run_app: RunApp) -> None:
+    done = run_app(APP + LOAD + "driver.cuInit(0)\nGPUS = []\n" + SWEEP)
+    assert done.stdout == "[1, 2]\n", done.stderr
 
 
 @pytest.mark.parametrize(
@@ -132,9 +138,9 @@ try:
 except OSError:
     print("no driver")
 else:
-    print(_interpreter.gpu_state())
+    print(_interpreter.cuda_state())
     driver.cuInit(0)
-    print(_interpreter.gpu_state())
+    print(_interpreter.cuda_state())
 """
     done = run_app(source)
     if done.stdout == "no driver\n":

@@ -157,7 +157,7 @@ from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
 def draw():
     return random.random(), float({draw})
 
-pairs = [o.value for o in GpuPool(cpu_slots=2).map(draw, [{{}}] * 4)]
+pairs = [o.value for o in GpuPool(gpus=[], cpu_slots=2, progress="none").map(draw, [{{}}] * 4)]
 print(len({{a for a, _ in pairs}}), len({{b for _, b in pairs}}), pairs[0] == draw())
 """
 

@@ -117,7 +117,7 @@ print([str(o.error)[:40] for o in GpuPool(cpu_slots=1).map(abandon, [dict(x=1), 
     done = run_app(source)
     assert done.stdout.splitlines() == [
         "[(28.0, 1), (36.0, 1), (44.0, 1)]",
-        "['job 0 (x=1) ended with exit code 1 and w', 'job 1 (x=2) ended with exit code 1 befor']",
+        "['job 0 (x=1) ended with exit code 1 and w', 'job 1 (x=2) ended with exit code 1 and w']",
     ], done.stderr
 
 

@@ -248,7 +248,7 @@ def test_a_value_that_json_cannot_say_comes_back_all_the_same(tmp_path: Path) ->
 
 def test_a_directory_that_cannot_be_had_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match=r"the sweep's files cannot be written there"):
+    with pytest.raises(ConfigurationError, match=r"The sweep's files cannot be written to"):
         outcomes(tmp_path / "file", print, {})
     (tmp_path / ".gpu_pool").mkdir()
     (tmp_path / ".gpu_pool").chmod(0o775)

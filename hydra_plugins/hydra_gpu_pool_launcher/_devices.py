@@ -31,10 +31,14 @@ def layout(settings: Settings, environ: Mapping[str, str]) -> tuple[Layout, list
         except ConfigurationError as error:
             if settings.gpus == "auto" and inherited(environ) is None:
                 raise ConfigurationError(
-                    f"gpus=auto: {error}; repair it, name the GPUs, or set gpus: [] for CPU slots."
+                    f"{settings.prefix}gpus=auto: {error}; repair it, name the GPUs, or set gpus: [] for CPU slots."
                 ) from None
             lines = [f"ids are taken at their word: {error}"]
     chosen, more = choose(settings, environ, found, cores())
+    if found is None and not lines and not chosen.on_cpu:
+        lines = [
+            f"GPU {', '.join(d.label for d in chosen.devices)}: taken at your word, no NVIDIA driver was found here"
+        ]
     return chosen, lines + more
 
 
@@ -80,7 +84,9 @@ def choose(
 
     if not entries:
         if settings.gpus_per_job > 1:
-            raise ConfigurationError(f"gpus_per_job={settings.gpus_per_job}: there are only CPU slots; leave it at 1.")
+            raise ConfigurationError(
+                f"{settings.prefix}gpus_per_job={settings.gpus_per_job}: there are only CPU slots; leave it at 1."
+            )
         slots = settings.cpu_slots or cores
         if settings.gpus == "auto":
             why = "no GPU was found" if listed is None else f"CUDA_VISIBLE_DEVICES={shown(value)} shows none"
@@ -103,6 +109,7 @@ def _refuse(
 ) -> None:
     """Raise ConfigurationError where jobs could not use these GPUs as the settings say."""
     per_gpu, per_job, here = settings.per_gpu, settings.gpus_per_job, ", ".join(entries)
+    prefix = settings.prefix
     for variable in _OTHER_FILTERS:
         if variable in environ:
             raise ConfigurationError(
@@ -110,22 +117,25 @@ def _refuse(
                 "GPU; unset it, or set gpus: [] for CPU slots."
             )
     if per_job > len(entries):
-        raise ConfigurationError(f"gpus_per_job={per_job}: expected at most {len(entries)}, the GPUs in use ({here}).")
+        raise ConfigurationError(
+            f"{prefix}gpus_per_job={per_job}: expected at most {len(entries)}, the GPUs in use ({here})."
+        )
     if per_job > 1 and any(entry.startswith("MIG-") for entry in entries):
         raise ConfigurationError(
-            f"gpus_per_job={per_job}: a process sees only one MIG instance of {here}; set it to 1, or use whole GPUs."
+            f"{prefix}gpus_per_job={per_job}: a process sees only one MIG instance of {here}; set it to 1, or use "
+            "whole GPUs."
         )
     if per_job > 1 and len(set(map(_is_number, entries))) > 1:
         raise ConfigurationError(
-            f"gpus={_listing(settings)}: CUDA reads no list of numbers and names ({here}); with gpus_per_job={per_job} "
-            "give all by number, or all by name."
+            f"{prefix}gpus={_listing(settings)}: CUDA reads no list of numbers and names ({here}); with "
+            f"gpus_per_job={per_job} give all by number, or all by name."
         )
     used = {_identity(entry, environ, found) for entry in entries}
     for gpu in found or ():
         if per_gpu > 1 and gpu.exclusive and gpu.uuid in used:
             raise ConfigurationError(
-                f"per_gpu={per_gpu}: GPU {gpu.index} ({gpu.name}) is in compute mode Exclusive_Process and lets only "
-                f"one process in; set per_gpu: 1, or have 'nvidia-smi -i {gpu.index} -c DEFAULT' run."
+                f"{prefix}per_gpu={per_gpu}: GPU {gpu.index} ({gpu.name}) is in compute mode Exclusive_Process and "
+                f"lets only one process in; set per_gpu: 1, or have 'nvidia-smi -i {gpu.index} -c DEFAULT' run."
             )
 
 
@@ -197,7 +207,7 @@ def _entry(
     found: tuple[Gpu, ...] | None,
 ) -> str:
     """What CUDA_VISIBLE_DEVICES has to say to show the device that the user calls ``wanted``."""
-    given = f"gpus={_listing(settings)}"
+    given = f"{settings.prefix}gpus={_listing(settings)}"
     if listed is not None:
         value = f"CUDA_VISIBLE_DEVICES={shown(environ['CUDA_VISIBLE_DEVICES'])}"
         if not listed:
@@ -205,8 +215,8 @@ def _entry(
         if _is_number(wanted):
             if int(wanted) < len(listed):
                 return listed[int(wanted)]
-            last = len(listed) - 1
-            raise ConfigurationError(f"{given}: {wanted} is no index into {value}; expected 0 to {last}.")
+            indices = "0" if len(listed) == 1 else f"0 to {len(listed) - 1}"
+            raise ConfigurationError(f"{given}: {wanted} is no index into {value}; expected {indices}.")
         if wanted in listed:
             return wanted
         like = [e for e in listed if e.startswith(wanted) or _identity(e, environ, found).startswith(wanted)]

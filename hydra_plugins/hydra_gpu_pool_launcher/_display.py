@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ._journal import SweepFiles
-from ._model import JOB_ERRORS, Job, Layout, Status
+from ._model import JOB_ERRORS, Job, Layout, Settings, Status
 
-log = logging.getLogger("gpu_pool")
+_log = logging.getLogger("gpu_pool")
 
-_WIDEST = 40
+_WIDEST = 28
+"""Characters of a value or an error in the table, so that a row of a small sweep fits into 80 columns."""
+
+
+def say(text: str, level: int = logging.INFO) -> None:
+    """One line for a person: through logging, where Hydra or the app has set it up, so that it says how lines look.
+
+    Where nobody has, as in plain Python, logging would swallow it: then on stderr.
+    """
+    if _log.hasHandlers():
+        _log.log(level, "%s", text)
+    else:
+        print(text, file=sys.stderr)
 
 
 class Display(Protocol):
@@ -25,9 +40,9 @@ class Display(Protocol):
     def summary(self) -> None: ...
 
 
-def display(progress: str, jobs: Sequence[Job], files: SweepFiles) -> Display:
+def display(settings: Settings, jobs: Sequence[Job], files: SweepFiles) -> Display:
     """The display that the key ``progress`` asks for."""
-    return Silence() if progress == "none" else Lines(jobs, files)
+    return Silence() if settings.progress == "none" else Lines(jobs, files, settings.kill_grace_s)
 
 
 class Silence:
@@ -45,13 +60,15 @@ class Silence:
 
 @dataclass
 class Lines:
-    """``progress: log``: through logging, so that Hydra's configuration says where lines go and how they look."""
+    """``progress: log``."""
 
     jobs: Sequence[Job]
     files: SweepFiles
+    kill_grace_s: float
     _by_number: dict[int, Job] = field(init=False)
     _slots: dict[int, str] = field(default_factory=dict)
     _ends: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _stopping: bool = False
 
     def __post_init__(self) -> None:
         self._by_number = {job.num: job for job in self.jobs}
@@ -59,37 +76,47 @@ class Lines:
     def begin(self, layout: Layout) -> None:
         """What is about to run where. That these lines are not there tells that another launcher was chosen."""
         jobs = "1 job" if len(self.jobs) == 1 else f"{len(self.jobs)} jobs"
-        gpus = "GPU " + ", ".join(device.label for device in layout.devices)
-        log.info("gpu_pool: %s, %d at once, on %s", jobs, layout.jobs_at_once, "CPU slots" if layout.on_cpu else gpus)
-        log.info("what they print goes to %s", self.files.output("<number>"))
+        where = "CPU slots" if layout.on_cpu else "GPU " + ", ".join(device.label for device in layout.devices)
+        say(f"gpu_pool: {jobs}, {layout.jobs_at_once} at once, on {where}")
+        say(f"what a job prints goes to {_from_here(self.files.output('NUMBER'))}")
 
     def show(self, event: dict[str, Any]) -> None:
         """One event of the journal."""
         if event["event"] == "start":
             num = event["job"]
             self._slots[num] = ",".join(event["slots"])
-            log.info("%s started on %s, pid %d", self._by_number[num], self._slots[num], event["pid"])
+            say(f"{self._by_number[num]} started in slot {self._slots[num]}, pid {event['pid']}")
+        elif event["event"] == "stop" and not self._stopping:
+            self._stopping = True
+            left = len(self._slots.keys() - self._ends.keys())
+            say(f"{event['why']}: stopping {left} jobs; in {self.kill_grace_s:g} s they are killed", logging.WARNING)
+            say("Ctrl-C, once more, kills them now", logging.WARNING)
         elif event["event"] == "end":
             self._ends[event["job"]] = event
-            if event["status"] != Status.COMPLETED.value:
-                log.error(
-                    "%s %s: %s; its log is %s",
-                    self._by_number[event["job"]],
-                    event["status"],
-                    _error(event),
-                    self.files.output(event["job"]),
-                )
+            if event["attempt"]:
+                self._ended(event)
+
+    def _ended(self, event: dict[str, Any]) -> None:
+        job = f"{self._by_number[event['job']]} {event['status']}"
+        if event["status"] == Status.COMPLETED.value:
+            say(": ".join(filter(None, [job, _text(event["value"])])))
+        else:
+            say(f"{job}: {_error(event)}; see {_from_here(self.files.output(event['job']))}", logging.ERROR)
 
     def summary(self) -> None:
-        """One line per job: number, the overrides that differ, status, value, seconds, GPU."""
-        rows = [["#", "overrides", "status", "value", "seconds", "gpu"]]
+        """One line per job: number, the overrides that differ, status, value or error, seconds, GPU and slot."""
+        unstarted = [end for end in self._ends.values() if not end["attempt"]]
+        if unstarted:
+            say(f"{len(unstarted)} queued jobs were not started: {_error(unstarted[0])}", logging.ERROR)
+        rows = [["#", "overrides", "status", "value", "seconds", "gpu.slot"]]
         for job, differing in zip(self.jobs, differing_overrides(self.jobs), strict=True):
-            end = self._ends.get(job.num, {})
+            end = self._ends.get(job.num, {"status": "LOST", "error_text": "the supervisor was killed"})
             seconds = f"{end['seconds']:.1f}" if "seconds" in end else ""
-            value = _short(end.get("value") if end.get("status") == Status.COMPLETED.value else _error(end))
+            value = _text(end["value"]) if end["status"] == Status.COMPLETED.value else _error(end)
             slot = self._slots.get(job.num, "")
-            rows.append([str(job.num), " ".join(differing), end.get("status", "LOST"), value, seconds, slot])
-        log.info("%s ended:\n%s", "1 job has" if len(self.jobs) == 1 else f"{len(self.jobs)} jobs have", table(rows))
+            rows.append([str(job.num), " ".join(differing), end["status"], _cut(value, _WIDEST), seconds, slot])
+        counts = Counter(row[2] for row in rows[1:])
+        say(", ".join(f"{count} {status}" for status, count in sorted(counts.items())) + ":\n" + table(rows))
 
 
 def differing_overrides(jobs: Sequence[Job]) -> list[list[str]]:
@@ -109,13 +136,22 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 def _error(event: dict[str, Any]) -> str:
     """In one line. gpu_pool's own errors are whole sentences; others are known by their type."""
-    text = " ".join((event.get("error_text") or "").split())
+    text = " ".join((event.get("error_text") or "").split()).removeprefix("was cancelled: ")
     name = event.get("error_type") or ""
-    return text if name in JOB_ERRORS or not name else f"{name}: {text}" if text else name
+    return _cut(text if name in JOB_ERRORS or not name else f"{name}: {text}" if text else name, 1000)
 
 
-def _short(value: Any) -> str:
+def _text(value: Any) -> str:
     if value is None:
         return ""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+    return _cut(f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split()), 200)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def _from_here(path: str) -> str:
+    """The path as it is shortest to type."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith(os.pardir) else relative

@@ -32,8 +32,8 @@ def other_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
 
 
-def gpu_state() -> str | None:
-    """What has initialised a GPU driver here, as a clause ("CUDA is initialised"); None: nothing, a fork is safe.
+def cuda_state() -> str | None:
+    """A clause that says that CUDA is initialised here, after which no fork can use a GPU; None: it is not.
 
     Runs in main. The driver is asked only where it is mapped already (RTLD_NOLOAD), and cuDeviceGetCount does not
     initialise it; no torch.cuda function is called, since some of them do.
@@ -41,10 +41,13 @@ def gpu_state() -> str | None:
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
     except OSError:
-        pass
-    else:
-        if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_ERROR_NOT_INITIALIZED:
-            return "the CUDA driver is initialised"
+        return None
+    initialised = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_ERROR_NOT_INITIALIZED
+    return "the CUDA driver is initialised" if initialised else None
+
+
+def jax_state() -> str | None:
+    """A clause that says that JAX has started its threads here, without which its fork would hang; None: it has not."""
     bridge = sys.modules.get("jax._src.xla_bridge")
     if bridge is not None and bridge.backends_are_initialized():
         return "a JAX backend is initialised"

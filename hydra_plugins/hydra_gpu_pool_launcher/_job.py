@@ -28,6 +28,9 @@ from ._model import Job, JobCrashedError, JobError, Report, Status
 _OOM_SCORE = 300
 """Added to the job's score: when memory runs out, the kernel takes a job rather than the sweep or the desktop."""
 
+_LONGEST_VALUE = 10_000
+"""Characters of JSON: a longer value is in the pickle alone, and does not swell the journal."""
+
 _inherited_streams: list[object] = []  # never finalized: they would flush the app's buffers, or close descriptors
 
 
@@ -249,10 +252,9 @@ def _json_value(value: Any) -> Any:
     """The value where JSON can say it, else None: what else there is is in the pickle."""
     try:
         plain = _as_json(value)
-        json.dumps(plain)
+        return plain if len(json.dumps(plain)) <= _LONGEST_VALUE else None
     except Exception:  # a list in itself, an integer of 5000 digits, an object whose methods raise
         return None
-    return plain
 
 
 def _as_json(value: Any) -> Any:
@@ -272,16 +274,23 @@ def _traceback_text(error: BaseException | None) -> str | None:
     """The traceback from the user's first frame on; that frame is also what sys.excepthook will begin with."""
     if error is None:
         return None
-    error.__traceback__ = _from_user_code(error.__traceback__)
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = _from_user_code(link)
+        link = link.__cause__
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
-def _from_user_code(tb: TracebackType | None) -> TracebackType | None:
+def _from_user_code(error: BaseException) -> TracebackType | None:
+    """Its traceback without the frames of Hydra and gpu_pool that come first; what has no others keeps them.
+
+    Except an error of gpu_pool's own: it says all there is to say, and its frames are nobody's business.
+    """
     ours = tuple(os.path.dirname(sys.modules[name].__file__ or "") + os.sep for name in ("hydra", __package__ or ""))
-    frame = tb
-    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(ours):
-        frame = frame.tb_next
-    return frame or tb
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(ours):
+        tb = tb.tb_next
+    return tb if tb is not None or isinstance(error, JobError) else error.__traceback__
 
 
 def _type_name(value: object) -> str:

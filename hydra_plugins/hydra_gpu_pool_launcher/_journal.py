@@ -102,8 +102,8 @@ def claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
         return _claim(files, main_pid, fresh)
     except OSError as error:
         raise ConfigurationError(
-            f"hydra.sweep.dir={files.sweep_dir}: the sweep's files cannot be written there ({error.filename}: "
-            f"{error.strerror}); choose a directory where they can."
+            f"The sweep's files cannot be written to {files.sweep_dir} ({error.filename}: {error.strerror}); choose "
+            "another directory (hydra.sweep.dir, or GpuPool's dir)."
         ) from error
 
 
@@ -142,8 +142,8 @@ def _lock_what_is_there(files: SweepFiles) -> int:
         holder = os.read(fd, 20).decode(errors="replace").strip()
         os.close(fd)
         raise ConfigurationError(
-            f"hydra.sweep.dir={files.sweep_dir}: another sweep (process {holder}) is running in this directory; give "
-            "this one a directory of its own, or wait for the other to end."
+            f"Another sweep (process {holder}) is running in {files.sweep_dir}; give this one a directory of its own "
+            "(hydra.sweep.dir, or GpuPool's dir), or wait for the other to end."
         ) from None
     except OSError as error:
         if error.errno not in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import reprlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from . import _devices
-from ._display import display, log
+from ._display import display, say
 from ._job import Result, call
 from ._journal import SweepFiles
-from ._model import Job, JobCancelledError, Status
+from ._model import ConfigurationError, Job, JobCancelledError, Status
 from ._pool import Request
 from ._process import require_pidfd
-from ._settings import checked
+from ._settings import checked, shown
 from ._supervisor import settle, with_remote_traceback
 from ._sweep import start_supervisor
 
@@ -52,19 +52,19 @@ class GpuPool:
         self._settings = checked(config, prefix="")
         self._layout, lines = _devices.layout(self._settings, os.environ)
         for line in lines:
-            log.info("%s", line)
+            say(line)
         if dir is None:
             _temporary.append(tempfile.TemporaryDirectory(prefix="gpu_pool-"))
             dir = _temporary[-1].name  # noqa: A001
         self._dir = os.path.abspath(dir)
 
-    def map(self, function: Callable[..., Any], kwargs_list: Sequence[Mapping[str, Any]]) -> list[JobOutcome]:
+    def map(self, function: Callable[..., Any], kwargs_list: Iterable[Mapping[str, Any]]) -> list[JobOutcome]:
         """Call ``function(**kwargs)`` for each of the list, and block until each has ended; one outcome each, in order.
 
         Neither the function nor its arguments are pickled; what it returns is. Raises for no call: a failed one is an
         outcome with its error. Raises ConfigurationError where this process cannot be forked.
         """
-        calls = [dict(kwargs) for kwargs in kwargs_list]
+        calls = _checked_calls(function, kwargs_list)
         jobs = tuple(
             Job(num, tuple(f"{name}={reprlib.repr(value)}" for name, value in kwargs.items()))
             for num, kwargs in enumerate(calls)
@@ -75,10 +75,23 @@ class GpuPool:
         supervisor = start_supervisor(_CallBody(function, calls), self._layout, self._settings)
         try:
             request = Request(jobs, files, dict(os.environ), os.getcwd(), fresh=True)
-            ends = supervisor.run(request, display(self._settings.progress, jobs, files))
+            ends = supervisor.run(request, display(self._settings, jobs, files))
         finally:
             supervisor.close()
         return [_outcome(job, files, ends.get(job.num)) for job in jobs]
+
+
+def _checked_calls(function: object, kwargs_list: object) -> list[dict[str, Any]]:
+    if not callable(function):
+        raise ConfigurationError(f"function={shown(function)}: expected something that can be called.")
+    if isinstance(kwargs_list, (str, Mapping)) or not isinstance(kwargs_list, Iterable):
+        raise ConfigurationError(f"kwargs_list={shown(kwargs_list)}: expected a list with a dict for each call.")
+    calls = []
+    for i, kwargs in enumerate(kwargs_list):
+        if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+            raise ConfigurationError(f"kwargs_list[{i}]={shown(kwargs)}: expected a dict of keyword arguments.")
+        calls.append(dict(kwargs))
+    return calls
 
 
 class _CallBody:

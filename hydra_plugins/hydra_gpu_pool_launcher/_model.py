@@ -70,8 +70,11 @@ class RemoteTraceback(Exception):
         return f"in the job's process:\n\n{self.args[0]}"
 
 
-class Status(enum.Enum):
-    """How a job ended. Hydra knows the first two; to it a CANCELLED job is a FAILED one with a JobCancelledError."""
+class Status(str, enum.Enum):
+    """How a job ended; equal to its name as text.
+
+    Hydra knows the first two; to it a CANCELLED job is a FAILED one with a JobCancelledError.
+    """
 
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
@@ -164,7 +167,12 @@ class DdpSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """Every key of ``hydra/launcher=gpu_pool``, checked, in the units of its name."""
+    """Every key of ``hydra/launcher=gpu_pool``, checked, in the units of its name.
+
+    ``prefix``: what stands before a key in a message, as the user knows it.
+    """
+
+    prefix: str
 
     gpus: Literal["auto"] | tuple[str, ...]
     one_gpu: bool  # gpus was a single number: the log then says "GPU 2 only", since a count may have been meant

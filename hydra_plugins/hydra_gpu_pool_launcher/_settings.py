@@ -23,7 +23,9 @@ _ENDPOINT = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 
 
 def shown(value: object) -> str:
-    """The value as a sentence can hold it: on one line, and not for pages."""
+    """The value as a sentence can hold it: in YAML's words, on one line, and not for pages."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     try:
         text = " ".join(repr(value).split())
     except Exception:  # a __repr__ of the user's, or an int of more digits than Python prints
@@ -52,7 +54,7 @@ def _number(least: float = 0.0, *, above: bool = False) -> _Rule:
         _need(math.isfinite(number) and (number > least if above else number >= least))
         return number
 
-    return check, f"a number, {'above' if above else 'at least'} {least:g}"
+    return check, f"a finite number, {'above' if above else 'at least'} {least:g}"
 
 
 def _or_null(rule: _Rule) -> _Rule:
@@ -184,7 +186,7 @@ def checked(raw: Mapping[str, Any], prefix: str = "hydra.launcher.") -> Settings
     given_ddp = {**DEFAULTS["ddp"], **nested}
     ddp = DdpSettings(**_each(_DDP_KEYS, given_ddp, f"{prefix}ddp."))
     one_gpu = str(given["gpus"]).strip().isdigit()  # of all that passed, 2 and "2" alone
-    settings = Settings(**values, one_gpu=one_gpu, ddp=ddp)
+    settings = Settings(**values, prefix=prefix, one_gpu=one_gpu, ddp=ddp)
 
     if settings.mode == "single":
         for key, (default, _) in _DDP_KEYS.items():
@@ -212,8 +214,10 @@ def _each(
 ) -> dict[str, Any]:
     for key, value in given.items():
         if key not in rules:
-            nearest = difflib.get_close_matches(str(key), [*rules, *more_keys], n=1, cutoff=0)[0]
-            raise _refused(f"{prefix}{key}", value, f"there is no such key, the nearest is {prefix}{nearest}")
+            keys = [*rules, *more_keys]
+            nearest = difflib.get_close_matches(str(key), keys, n=1)
+            known = f"the nearest is {prefix}{nearest[0]}" if nearest else f"there are {', '.join(keys)}"
+            raise _refused(f"{prefix}{key}", value, f"there is no such key, {known}")
     values = {}
     for key, (_, (check, words)) in rules.items():
         try:

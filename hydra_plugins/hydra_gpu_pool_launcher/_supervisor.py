@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -52,7 +53,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Fork a supervisor from this process as it is now."""
-        state = _interpreter.gpu_state()
+        state = _interpreter.jax_state() or (None if self.app.layout.on_cpu else _interpreter.cuda_state())
         if state is not None:
             raise ConfigurationError(
                 f"gpu_pool cannot fork jobs from this process: {state} in it, and a forked process cannot use the GPU "
@@ -60,7 +61,7 @@ class Supervisor:
                 "task function."
             )
         link = _link.start(self.app)
-        if link.ready["torch_refuses_fork"]:
+        if link.ready["torch_refuses_fork"] and not self.app.layout.on_cpu:
             _link.close(link, os.getpid())
             raise ConfigurationError(
                 "gpu_pool cannot fork jobs from this process: something in it has called a torch.cuda function, and "
@@ -93,10 +94,12 @@ class Supervisor:
         ends: dict[int, dict[str, Any]] = {}
         self.busy = True
         with _Signals(link) as signals:
-            display.begin(self.app.layout)
             try:
                 link.send({"request": request_to_json(request)})
-                for event in _follow(link, journal):
+                events = _follow(link, journal)
+                first = next(events, None)  # or refused
+                display.begin(self.app.layout)
+                for event in itertools.chain(filter(None, [first]), events):
                     if event["event"] in {"stop", "end"}:
                         ends[event["job"]] = event
                     display.show(event)

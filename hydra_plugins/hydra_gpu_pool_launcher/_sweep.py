@@ -15,7 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from . import _devices
-from ._display import display
+from ._display import display, say
 from ._guard import App
 from ._interpreter import other_threads
 from ._job import Result, call
@@ -26,8 +26,6 @@ from ._pool import Request
 from ._process import require_pidfd
 from ._settings import checked
 from ._supervisor import Supervisor, settle, with_remote_traceback
-
-log = logging.getLogger("gpu_pool")
 
 _supervisors: weakref.WeakSet[Supervisor] = weakref.WeakSet()
 
@@ -43,7 +41,7 @@ class Sweep:
         refuse_visibility(config)
         self._layout, lines = _devices.layout(self._settings, os.environ)
         for line in lines:
-            log.info("%s", line)
+            say(line)
         # Resolved before the fork: ${now:...} is kept in the config from then on, and a job must not ask again.
         self._config = config
         self._sweep_dir = str(config.hydra.sweep.dir)
@@ -63,14 +61,12 @@ class Sweep:
         files = SweepFiles(os.path.abspath(self._sweep_dir))
         self._supervisor.renew()
         if self._launches == 1 and len(jobs) < self._layout.jobs_at_once:
-            log.info(
-                "%d of %d slots stay idle in each batch: let the sweeper's batch (n_jobs, max_batch_size) be a "
-                "multiple of the slots.",
-                self._layout.jobs_at_once - len(jobs),
-                self._layout.jobs_at_once,
+            idle = (
+                f"{self._layout.jobs_at_once - len(jobs)} of {self._layout.jobs_at_once} slots stay idle in each batch"
             )
+            say(f"{idle}: let the sweeper's batch (n_jobs, max_batch_size) be a multiple of the slots")
         request = Request(jobs, files, dict(os.environ), os.getcwd(), fresh=files not in self._used)
-        ends = self._supervisor.run(request, display(self._settings.progress, jobs, files))
+        ends = self._supervisor.run(request, display(self._settings, jobs, files))
         self._launches += 1
         self._used.add(files)
         return [_job_return(job, files, ends.get(job.num)) for job in jobs]
@@ -88,11 +84,10 @@ def start_supervisor(body: Any, layout: Layout, settings: Settings) -> Superviso
     """A supervisor for this app, forked from it as it is now. Raises ConfigurationError where that is not safe."""
     threads = other_threads()
     if threads:
-        log.warning(
-            "%d other threads run in the main process (%s): a lock that one of them holds while a job is forked stays "
-            "locked in the job.",
-            len(threads),
-            ", ".join(threads),
+        say(
+            f"{len(threads)} other threads run in the main process ({', '.join(threads)}): a lock that one of them "
+            "holds while a job is forked stays locked in the job",
+            logging.WARNING,
         )
     supervisor = Supervisor(
         App(
