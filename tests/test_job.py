@@ -21,6 +21,7 @@ import time
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -476,6 +477,66 @@ def test_an_exit_hook_that_fails_changes_no_outcome(tmp_path: Path) -> None:
         return 1
 
     assert value(tmp_path, job) == 1
+
+
+def test_shared_memory_that_a_job_forgets_is_removed_at_its_end(tmp_path: Path) -> None:
+    def job() -> str:
+        memory = SharedMemory(create=True, size=1000)
+        keep.append(memory)
+        return memory.name
+
+    keep: list[SharedMemory] = []
+    name = value(tmp_path, job)
+    assert not Path("/dev/shm", name).exists()
+
+
+def test_shared_memory_of_the_app_outlives_the_jobs_that_use_it(run_app: RunApp) -> None:
+    source = """
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
+
+memory = SharedMemory(create=True, size=10)
+
+def write():
+    memory.buf[0] = 7
+
+GpuPool(gpus=[], cpu_slots=1, progress="none").map(write, [{}])
+print(memory.buf[0], Path("/dev/shm", memory.name).exists())
+memory.close()
+memory.unlink()
+"""
+    done = run_app(source)
+    assert done.stdout == "7 True\n", done.stderr
+
+
+def test_exit_hooks_run_although_one_before_them_is_interrupted(tmp_path: Path) -> None:
+    def job() -> int:
+        atexit.register(print, "last hook")
+        atexit.register(os.kill, os.getpid(), signal.SIGINT)
+        return 1
+
+    result = outcome(tmp_path, job)
+    assert result.value == 1
+    assert "last hook" in Path(result.log).read_text()
+
+
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_a_job_may_use_any_start_method_although_the_app_has_used_it_too(run_app: RunApp, method: str) -> None:
+    source = f"""
+import multiprocessing
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
+
+def use():
+    with multiprocessing.get_context({method!r}).Pool(1) as pool:
+        return pool.map(abs, [-1])
+
+if __name__ == "__main__":
+    use()
+    print([o.value for o in GpuPool(gpus=[], cpu_slots=2, progress="none").map(use, [{{}}, {{}}])])
+"""
+    done = run_app(source)
+    assert done.stdout == "[[1], [1]]\n", done.stderr
 
 
 def test_a_job_that_dies_after_its_outcome_keeps_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -359,18 +360,16 @@ def test_events_still_come_when_the_directory_is_removed(reading: Reading, job: 
     assert [event["job"] for event in reader.new()] == [1]
 
 
-def test_a_reader_that_skips_sees_only_what_comes_later(reading: Reading, job: SweepFiles, journal: Journal) -> None:
+def test_a_reader_begins_where_it_is_told_to(job: SweepFiles, journal: Journal) -> None:
     journal.append("end", job=0)
-    reader = reading(job)
-    reader.skip()
-    journal.append("end", job=1)
-    assert [event["job"] for event in reader.new()] == [1]
+    with contextlib.closing(JournalReader(job.journal, os.fstat(journal.fd).st_size)) as reader:
+        journal.append("end", job=1)
+        assert [event["job"] for event in reader.new()] == [1]
 
 
-def test_a_journal_that_is_not_there_yet_has_no_events(reading: Reading, job: SweepFiles) -> None:
-    reader = reading(job)
-    reader.skip()
-    assert list(reader.new()) == []
+def test_a_journal_that_is_not_there_is_an_error_at_once(job: SweepFiles) -> None:
+    with pytest.raises(FileNotFoundError):
+        JournalReader(job.journal)
 
 
 def test_a_line_that_the_system_takes_in_pieces_is_written_whole(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copyreg
+import dataclasses
 import functools
 import gc
 import os
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import outcome, outcomes
+from support import RunApp, outcome, outcomes
 
 from hydra_plugins.hydra_gpu_pool_launcher import (
     ConfigurationError,
@@ -137,6 +139,117 @@ def test_a_value_that_cannot_travel_is_a_failure_that_says_so(tmp_path: Path, fu
     assert results[1].status is Status.FAILED
     assert type(results[1].error) is JobError
     assert text.replace("job 0", "job 1 (x=1)") in str(results[1].error)
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    code: int
+
+
+class EvilError(Exception):
+    @property
+    def __notes__(self) -> Any:
+        raise RuntimeError("no notes")
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    def __reduce__(self) -> Any:
+        raise KeyboardInterrupt
+
+
+class UnloadableExit:
+    def __init__(self) -> None:
+        self.maker = os.getpid()
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        if state["maker"] != os.getpid():
+            sys.exit("in main")
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "text"),
+    [
+        (lambda: raise_(FrozenError(3)), JobError, "FrozenError: 3"),  # cannot be unpickled, nor given a traceback
+        (lambda: raise_(EvilError()), JobError, "exception of type EvilError"),
+        (UnloadableExit, JobError, "the main process cannot load (SystemExit: in main)"),
+    ],
+)
+def test_objects_that_strike_back_when_looked_at_fail_their_own_job_only(
+    tmp_path: Path, function: Any, kind: Any, text: str
+) -> None:
+    results = outcomes(tmp_path, lambda x: function() if x else 5, {"x": 0}, {"x": 1}, {"x": 0})
+    assert [o.value for o in results] == [5, None, 5]
+    assert type(results[1].error) is kind
+    assert text in str(results[1].error)
+
+
+def test_a_fork_that_comes_back_from_the_task_function_does_not_speak_for_the_job(tmp_path: Path) -> None:
+    def job(x: int) -> int:
+        for _ in range(5):
+            if os.fork() == 0:
+                sys.exit(0)
+        while True:
+            try:
+                os.wait()
+            except ChildProcessError:
+                break
+        if x == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    results = outcomes(tmp_path, job, *({"x": x} for x in range(3)))
+    assert [o.value for o in results] == [0, None, 2]
+    assert "ended by SIGKILL" in str(results[1].error)
+
+
+def test_keyword_arguments_may_have_any_name(tmp_path: Path) -> None:
+    names = {"job": 1, "function": 2, "self": 3, "error": 4}
+    assert outcomes(tmp_path, lambda **kwargs: kwargs, names)[0].value == names
+
+
+def reduce_lock(_: Any) -> Any:
+    return str, ("a lock",)
+
+
+def test_what_is_registered_with_copyreg_in_the_task_counts(tmp_path: Path) -> None:
+    def job() -> Any:
+        copyreg.pickle(type(threading.Lock()), reduce_lock)
+        return threading.Lock()
+
+    assert outcome(tmp_path, job).value == "a lock"
+
+
+@pytest.mark.parametrize(
+    ("function", "calls", "sentence"),
+    [
+        (None, [{}], "function=null: expected something that can be called."),
+        (print, {"x": 1}, "kwargs_list={'x': 1}: expected a list with a dict for each call."),
+        (print, 3, "kwargs_list=3: expected a list with a dict for each call."),
+        (print, [{}, 3], "kwargs_list[1]=3: expected a dict of keyword arguments."),
+        (print, [{1: 2}], "kwargs_list[0]={1: 2}: expected a dict of keyword arguments."),
+    ],
+)
+def test_what_cannot_be_called_is_refused_in_one_sentence(
+    tmp_path: Path, function: Any, calls: Any, sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        GpuPool(dir=tmp_path, cpu_slots=1).map(function, calls)
+    assert str(refusal.value) == sentence
+
+
+def test_a_status_is_equal_to_its_name(tmp_path: Path) -> None:
+    assert outcome(tmp_path, lambda: 1).status == "COMPLETED"
+
+
+def test_plain_python_sees_the_lines_too(run_app: RunApp) -> None:
+    done = run_app(
+        "from hydra_plugins.hydra_gpu_pool_launcher import GpuPool\nGpuPool(cpu_slots=1, gpus=[]).map(abs, [{}])"
+    )
+    lines = done.stderr.splitlines()
+    assert lines[0] == "gpu_pool: 1 job, 1 at once, on CPU slots"
+    assert "job 0 FAILED: TypeError" in done.stderr
+    assert lines[-3] == "1 FAILED:"
 
 
 def test_large_values_come_back_whole(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -254,16 +256,76 @@ def test_an_abandoned_leader_is_waited_for_no_longer_and_holds_up_no_other(famil
     assert family.wait(0) == ({}, [])
 
 
-def test_a_leader_whose_remnants_were_abandoned_with_anothers_is_gone_at_once(
+def test_what_cannot_be_killed_holds_up_its_own_leader_and_no_other(
     family: Family, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    family.start(0, leader(lambda: daemonize(ready=gate) or 0))  # type: ignore[func-returns-value]
+    def with_daemon() -> int:
+        daemonize(ready=gate)
+        os.wait()  # for the process between us and the daemon
+        return 0
+
+    family.start(0, leader(with_daemon))
     with monkeypatch.context() as patch:
-        patch.setattr(_process, "_kill_group", lambda _: None)
-        patch.setattr(os, "kill", lambda *_: None)  # a daemon that SIGKILL does not end: it sleeps in the kernel
+        patch.setattr(_process, "_kill", lambda _: None)  # a daemon that SIGKILL does not end: it sleeps in the kernel
         assert family.wait(None)[0] == {0: None}
-        family.abandon(1)
-        assert set(until_gone(family, 0)) == {0}
+        family.start(1, leader(lambda: 0))
+        assert set(until_gone(family, 1)) == {1}
+        assert family.wait(0) == ({}, [])
+        family.abandon(0)
+        family.start(2, leader(lambda: 0))
+        assert set(until_gone(family, 2)) == {2}
+
+
+def test_a_leader_that_a_debugger_holds_holds_up_no_other(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tracer must reap a process before its parent can: waiting for that would stop everything."""
+    traced = family.start(0, leader(lambda: 5))
+    with monkeypatch.context() as patch:
+        waitid = os.waitid
+        patch.setattr(os, "waitid", lambda kind, pid, flags: None if pid == traced else waitid(kind, pid, flags))
+        assert family.wait(None)[0] == {0: None}
+        family.start(1, leader(lambda: 0))
+        assert set(until_gone(family, 1)) == {1}
+    assert family.wait(0)[0][0] is not None, "when the tracer has let go"
+
+
+def test_more_remnants_than_descriptors_are_ended_all_the_same(family: Family, gate: Gate) -> None:
+    def with_daemons() -> int:
+        for _ in range(60):
+            daemonize(ready=gate)
+        return 5
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, limits[1]))
+    try:
+        family.start(0, leader(with_daemons))
+        assert until_gone(family, 0)[0].code == 5
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert _process.children() == set()
+
+
+def test_no_process_is_started_that_could_not_be_waited_for(family: Family, gate: Gate) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))
+    taken: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(OSError, match="Too many open files"):
+            family.start(0, leader(lambda: gate.open() or 0))  # type: ignore[func-returns-value]
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert _process.children() == set()
+    assert _process.wait_readable([gate.read], 0) == []
+
+
+def test_a_proc_of_another_namespace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "readlink", lambda _: "1")
+    with pytest.raises(ConfigurationError, match="another PID namespace"):
+        _process.require_pidfd()
 
 
 def test_children_are_found_without_the_kernels_list_of_them(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -344,7 +344,7 @@ def test_one_line_says_how_many_jobs_run_where_and_the_end_is_a_line_per_job(run
     done = run_app(app("return cfg.x / 3"), *POOL, "+x=1,2", "+lr=0.1", "hydra.launcher.gpus=[2,3]")
     assert done.stdout.count("gpu_pool: 2 jobs, 2 at once, on GPU 2, 3\n") == 1
     rows = [line.split() for line in done.stdout.splitlines()[-3:]]
-    assert rows[0] == ["#", "overrides", "status", "value", "seconds", "gpu"]
+    assert rows[0] == ["#", "overrides", "status", "value", "seconds", "gpu.slot"]
     assert [row[:4] + row[5:] for row in rows[1:]] == [
         ["0", "+x=1", "COMPLETED", "0.333333", "2.0"],
         ["1", "+x=2", "COMPLETED", "0.666667", "3.0"],
@@ -357,12 +357,98 @@ def test_a_failure_is_told_when_it_happens_and_its_traceback_is_in_its_own_log(r
     )
     lines = done.stdout.splitlines()
     for num, x in ((0, 1), (1, 2), (3, 4)):
+        log = f"sweep/.gpu_pool/jobs/{num}/output.log"
         told = next(
-            i for i, line in enumerate(lines) if f"job {num} (+x={x}) FAILED: ValueError: bad {x}; its log" in line
+            i
+            for i, line in enumerate(lines)
+            if line.endswith(f"job {num} (+x={x}) FAILED: ValueError: bad {x}; see {log}")
         )
         assert num == 3 or any(f"job {num + 1} (+x={x + 1}) started" in line for line in lines[told:])
         assert output(tmp_path, num).endswith(f"ValueError: bad {x}\n")
     assert output(tmp_path, 2) == ""
+
+
+def test_jobs_that_end_well_are_told_as_they_end_and_the_end_is_counted(run_app: RunApp) -> None:
+    done = run_app(app("return cfg.x / 4 if cfg.x != 2 else sys.exit('no')"), *POOL, "+x=1,2,3")
+    assert "job 0 (+x=1) COMPLETED: 0.25\n" in done.stdout
+    assert "job 2 (+x=3) COMPLETED: 0.75\n" in done.stdout
+    assert "2 COMPLETED, 1 FAILED:\n" in done.stdout
+
+
+def test_the_table_fits_80_columns_whatever_the_jobs_returned_or_raised(run_app: RunApp) -> None:
+    body = "if cfg.x == 1: raise ValueError('x' * 3000)\nreturn 'y' * 3000"
+    done = run_app(app(body), *POOL, "+x=1,2")
+    assert max(map(len, done.stdout.splitlines()[-3:])) < 80
+
+
+def test_a_logging_handler_of_the_app_that_fails_does_not_end_the_sweep(run_app: RunApp) -> None:
+    source = """
+import logging
+class Broken(logging.Handler):
+    def emit(self, record):
+        if "started" in record.getMessage():
+            raise RuntimeError("broken handler")
+
+logging.getLogger("gpu_pool").addHandler(Broken())
+"""
+    done = run_app(source + app("return cfg.x"), *POOL, "+x=1,2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("RuntimeError: broken handler") == 1
+
+
+def test_a_used_directory_is_not_mistaken_for_this_sweep_however_large_the_request(
+    run_app: RunApp, tmp_path: Path
+) -> None:
+    """Requests of more than a socket's buffer take several reads: between them, the old journal is still in place."""
+    many = [f"+a{i}={'v' * 500}" for i in range(100)]
+    for round_ in range(3):
+        done = run_app(app(f"return cfg.x + {round_}"), *POOL, "+x=1,2,3,4,5,6", *many)
+        assert done.returncode == 0, done.stderr
+        assert sorted(end["value"] for end in journal(tmp_path, "end")) == [x + round_ for x in range(1, 7)]
+
+
+def test_a_config_that_cannot_be_pickled_does_not_lose_the_value(run_batches: RunBatches) -> None:
+    before = """
+def store():
+    from dataclasses import dataclass
+    from hydra.core.config_store import ConfigStore
+    @dataclass
+    class Local:
+        y: int = 3
+    ConfigStore.instance().store(group="local", name="local", node=Local)
+store()
+"""
+    lines = returns(run_batches("return cfg.l.y + cfg.x", "+local@l=local", before=before))
+    assert [line.split(" COMPLETED ")[1] for line in lines] == [
+        f"{x + 3} app ('{x - 1}', {x - 1})" for x in range(1, 7)
+    ]
+
+
+def test_threads_that_log_in_main_hang_no_job(run_app: RunApp) -> None:
+    source = """
+import logging, threading
+
+def chatter():
+    while True:
+        logging.getLogger("chatter").info("x" * 100)
+
+logging.basicConfig(filename="chatter.log", level=logging.INFO)
+for _ in range(3):
+    threading.Thread(target=chatter, daemon=True).start()
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
+
+def job(x):
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    logging.getLogger("job").info("here")
+    return x
+
+for _ in range(12):
+    pool = GpuPool(gpus=[], cpu_slots=2, progress="none")
+    assert [o.value for o in pool.map(job, [dict(x=x) for x in range(4)])] == [0, 1, 2, 3]
+print("done", flush=True)
+"""
+    assert "done" in run_app(source).stdout
 
 
 def test_progress_none_says_nothing(run_app: RunApp) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,7 +29,8 @@ def say(text: str, level: int = logging.INFO) -> None:
     if _log.hasHandlers():
         _log.log(level, "%s", text)
     else:
-        print(text, file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # stderr was closed
+            print(text, file=sys.stderr)
 
 
 class Display(Protocol):
@@ -42,7 +45,30 @@ class Display(Protocol):
 
 def display(settings: Settings, jobs: Sequence[Job], files: SweepFiles) -> Display:
     """The display that the key ``progress`` asks for."""
-    return Silence() if settings.progress == "none" else Lines(jobs, files, settings.kill_grace_s)
+    return Silence() if settings.progress == "none" else Guarded(Lines(jobs, files, settings.kill_grace_s))
+
+
+@dataclass
+class Guarded:
+    """A display whose faults, or those of a logging handler of the app, do not end the sweep, but itself."""
+
+    display: Display
+
+    def begin(self, layout: Layout) -> None:
+        self._try(lambda: self.display.begin(layout))
+
+    def show(self, event: dict[str, Any]) -> None:
+        self._try(lambda: self.display.show(event))
+
+    def summary(self) -> None:
+        self._try(self.display.summary)
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception:
+            self.display = Silence()
+            traceback.print_exc()
 
 
 class Silence:

@@ -66,6 +66,7 @@ def be_guard(app: App, origin: Origin, mask: frozenset[int]) -> int:
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the app ignores it, the kernel keeps no exit status
     _process.become_subreaper()
+    _process.raise_descriptor_limit()
     _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0, 1)
     guard_pidfd = _process.pidfd_open(os.getpid())
     supervisor = _process.fork(lambda _: _be_supervisor(app, origin, guard_pidfd, mask))
@@ -154,15 +155,21 @@ class _SystemWorld:
             self._over.add(self._origin.channel)
             return [Stop("the main process is gone, or has become another program", signal.SIGTERM), Close()]
         *lines, self._unread = (self._unread + got).split(b"\n")
-        return [event for line in lines for event in _from_line(json.loads(line))]
+        return [event for line in lines for event in _from_line(line)]
 
     def open(self, request: Request) -> None:
         if self._request is None or self._request.files != request.files:
             self._close_files()
             self._lock = _journal.claim(request.files, self._origin.main, request.fresh)
-            _process.redirect(_journal.open_to_append(request.files.supervisor_log), 1, 2)
-            self._journal = _journal.begin(request.files)
+            try:
+                _process.redirect(_journal.open_to_append(request.files.supervisor_log), 1, 2)
+                self._journal = _journal.begin(request.files)
+            except OSError as error:
+                raise _journal.cannot_be_written(request.files, error) from error
+        assert self._journal is not None
         self._request = request
+        # Main reads only now, and from here: until then, the file may be that of an earlier sweep.
+        self.tell({"opened": os.fstat(self._journal.fd).st_size})
 
     def _close_files(self) -> None:
         if self._journal is not None:
@@ -252,7 +259,11 @@ class _SystemWorld:
         _journal.set_aside_late(self._request.files, num)
 
 
-def _from_line(message: dict[str, Any]) -> list[Request | Close | Stop]:
+def _from_line(line: bytes) -> list[Request | Close | Stop]:
+    try:
+        message = json.loads(line)
+    except ValueError:  # main was torn out of a line, by a signal handler of the app that raised
+        return [Stop("the main process cannot be understood", signal.SIGTERM), Close()]
     if "request" in message:
         return [_request_from_json(message["request"])]
     if "close" in message:

@@ -16,12 +16,17 @@ import os
 import random
 import sys
 import threading
+import traceback
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from . import _process
 
 _CUDA_ERROR_NOT_INITIALIZED = 3
 _OMP_PAUSE_HARD = 2
+_TRACKER_S = 5.0
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """What the numeric libraries read when they are loaded; the first is the one that all of them honour."""
@@ -80,6 +85,23 @@ def _mapped(name: str) -> set[str]:
     with open("/proc/self/maps", encoding=sys.getfilesystemencoding(), errors="surrogateescape") as maps:
         paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if line.count("/") > 0}
     return {path for path in paths if os.path.basename(path).startswith(name)}
+
+
+@contextlib.contextmanager
+def quiet_logging() -> Iterator[None]:
+    """No other thread is in the middle of a log line while this lasts: to be held around a fork.
+
+    logging gives the child new locks, but a stream's own lock, in C, stays locked there for ever if a thread was
+    writing to it. A lock that is not to be had within a second is passed over: deadlocks are not ours to make.
+    """
+    locks = [logging._lock, *(handler.lock for ref in logging._handlerList if (handler := ref()) is not None)]  # type: ignore[attr-defined]
+    held = [lock for lock in locks if lock is not None and lock.acquire(timeout=1)]
+    try:
+        yield
+    finally:
+        for lock in reversed(held):
+            with contextlib.suppress(RuntimeError):  # in the child, logging has made new ones
+                lock.release()
 
 
 def random_state() -> Any:
@@ -145,11 +167,11 @@ def freeze_garbage() -> None:
     gc.freeze()
 
 
-def forget_exit_hooks() -> list[weakref.ref[logging.Handler]]:
+def forget_exit_hooks() -> OfTheApp:
     """Drop what the app registered for *its* exit: it would remove the app's files, or end the app's processes.
 
-    Runs in the job, before user code; what the job registers from here on is its own. Gives the log handlers that are
-    the app's, for ``run_exit_hooks``.
+    Runs in the job, before user code; what the job registers from here on is its own. Gives what ``run_exit_hooks``
+    needs to tell one from the other.
     """
     atexit._clear()
     finalize: Any = weakref.finalize
@@ -163,16 +185,60 @@ def forget_exit_hooks() -> list[weakref.ref[logging.Handler]]:
         util._finalizer_registry.clear()
         util._run_after_forkers()  # queues and pools of the app learn that they are in another process
         atexit.register(util._exit_function)  # importing it registered this, for the children of whoever imports it
-    return list(logging._handlerList)  # type: ignore[attr-defined]
+    _forget_forkserver()
+    return OfTheApp(list(logging._handlerList), resource_tracker())  # type: ignore[attr-defined]
 
 
-def run_exit_hooks(of_the_app: list[weakref.ref[logging.Handler]]) -> None:
+def _forget_forkserver() -> None:
+    """The app's fork server takes the app's requests alone: the job starts one of its own."""
+    module = sys.modules.get("multiprocessing.forkserver")
+    if module is not None:
+        server = module._forkserver
+        server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+
+
+def resource_tracker() -> int | None:
+    """The pid of the process that removes what shared memory of multiprocessing is left at the end; None: no such."""
+    module = sys.modules.get("multiprocessing.resource_tracker")
+    return None if module is None else module._resource_tracker._pid
+
+
+def _end_resource_tracker(of_the_app: int | None) -> None:
+    """Let the job's own tracker see its end and clear up, before it is ended with the rest of the job's tree."""
+    pid = resource_tracker()
+    if pid is None or pid == of_the_app:
+        return
+    tracker = sys.modules["multiprocessing.resource_tracker"]._resource_tracker
+    pidfd = _process.pidfd_open(pid)
+    os.close(tracker._fd)
+    tracker._fd = tracker._pid = None
+    _process.wait_readable([pidfd], _TRACKER_S)
+    os.close(pidfd)
+
+
+@dataclass(frozen=True)
+class OfTheApp:
+    """What a job finds and must not end: the app's log handlers, and its resource tracker."""
+
+    handlers: list[weakref.ref[logging.Handler]]
+    tracker: int | None
+
+
+def run_exit_hooks(of_the_app: OfTheApp) -> None:
     """What an interpreter does at its exit: join threads and executors, run atexit, flush the job's log handlers.
 
     Runs in the job, in its main thread. threading's own shutdown comes first, as in the interpreter, since it also ends
-    the executors of concurrent.futures; multiprocessing's hook, among the atexit ones, joins its children.
+    the executors of concurrent.futures; multiprocessing's hook, among the atexit ones, joins its children. What one
+    step raises is printed, and keeps none of the others from being taken.
     """
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    mine: Any = [ref for ref in logging._handlerList if ref not in of_the_app]  # type: ignore[attr-defined]
-    logging.shutdown(mine)
+    mine: Any = [ref for ref in logging._handlerList if ref not in of_the_app.handlers]  # type: ignore[attr-defined]
+    for step in (
+        threading._shutdown,  # type: ignore[attr-defined]
+        atexit._run_exitfuncs,
+        lambda: logging.shutdown(mine),
+        lambda: _end_resource_tracker(of_the_app.tracker),
+    ):
+        try:
+            step()
+        except BaseException:
+            traceback.print_exc()

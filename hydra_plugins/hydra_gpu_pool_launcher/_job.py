@@ -31,6 +31,9 @@ _OOM_SCORE = 300
 _LONGEST_VALUE = 10_000
 """Characters of JSON: a longer value is in the pickle alone, and does not swell the journal."""
 
+_LONGEST_TEXT = 100_000
+"""Characters of an error's text, and of its traceback, that are kept beside the pickle."""
+
 _inherited_streams: list[object] = []  # never finalized: they would flush the app's buffers, or close descriptors
 
 
@@ -44,13 +47,16 @@ class Result:
 
 
 class Body(Protocol):
-    """What a job runs, inherited by the fork. Both methods run in the job's process."""
+    """What a job runs, inherited by the fork. Its methods run in the job's process."""
 
     def run(self, job: Job) -> Result:
         """Run it. An exception is as good as a Result that has it as its error."""
 
     def failure(self, job: Job, error: Exception, instead_of: Result | None = None) -> Result:
         """The Result of a job that has this error to give, in place of one that cannot be sent to main."""
+
+    def without_config(self, result: Result) -> Result:
+        """The same value or error, in a payload that has nothing else in it that might not pickle."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,12 @@ def main(
     _use_log(log, close)
     _see(assignment)
     of_the_app = _interpreter.forget_exit_hooks()
+    job_process = os.getpid()
     result = _run(assignment, body)
+    if (
+        os.getpid() == job_process
+    ):  # else: a fork that the task made, which came back from it; the job is not its to end
+        result = _save(assignment, body, result)
     if result.error is not None:
         _call_excepthook(result.error)
     _interpreter.run_exit_hooks(of_the_app)
@@ -91,7 +102,7 @@ def main(
     return 0 if result.error is None else 1
 
 
-def call(job: Job, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call(job: Job, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """The function's value. Raises an Exception, never anything that would end the process.
 
     ``sys.exit()`` and ``sys.exit(0)`` are a normal end, without a value.
@@ -112,7 +123,7 @@ def _call_excepthook(error: Exception) -> None:
     """As the interpreter does at an uncaught exception; the hook is the user's, and what it raises changes nothing."""
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except Exception:
+    except BaseException:
         traceback.print_exc()
 
 
@@ -170,32 +181,62 @@ def _see(assignment: Assignment) -> None:
 
 
 def _run(assignment: Assignment, body: Body) -> Result:
-    """The job's result, which is on disk when this returns."""
     job = assignment.job
     try:
         os.chdir(assignment.cwd)
-        result = body.run(job)
+        return body.run(job)
     except Exception as error:
-        result = body.failure(job, error)
+        return body.failure(job, error)
     except BaseException as error:  # from a callback or a resolver: the task function itself is run by ``call``
-        result = body.failure(job, _as_exception(job, error))
-    text = _traceback_text(result.error)
+        return body.failure(job, _as_exception(job, error))
+
+
+def _save(assignment: Assignment, body: Body, result: Result) -> Result:
+    """Write the result to disk; gives what was written, which may have less in it than the job had to give.
+
+    Whatever the user's exception or value does when it is looked at, something is written, unless the disk refuses.
+    """
+    job = assignment.job
     try:
-        payload = _pickled(result.payload)
-    except Exception as error:
-        result = body.failure(job, _unpicklable(job, result, error), result)
-        text = text or _traceback_text(result.error)
-        payload = _pickled(result.payload)
+        return _write(assignment, body, result)
+    except OSError:
+        raise
+    except BaseException as error:
+        traceback.print_exc()
+        what = "value" if result.error is None else f"exception of type {type(result.error).__name__}"
+        why = f"ended with a {what} that cannot even be looked at ({type(error).__name__})"
+        return _write(assignment, body, body.failure(job, JobError(job.num, job.overrides, why)))
+
+
+def _write(assignment: Assignment, body: Body, result: Result) -> Result:
+    job = assignment.job
+    text = _traceback_text(result.error)
+    result, payload = _sendable(job, body, result)
     report = Report(
         status=Status.COMPLETED if result.error is None else Status.FAILED,
         error_type=None if result.error is None else _type_name(result.error),
-        error_text=None if result.error is None else _error_text(result.error),
+        error_text=None if result.error is None else _error_text(result.error)[:_LONGEST_TEXT],
         value=_json_value(result.value),
         sha256=digest(payload),
-        traceback=text,
+        traceback=(text or _traceback_text(result.error) or "")[-_LONGEST_TEXT:] or None,
     )
     save_return(assignment.files, job.num, payload, report)
     return result
+
+
+def _sendable(job: Job, body: Body, result: Result) -> tuple[Result, bytes]:
+    """The result, or the most of it that main can load, and its bytes."""
+    try:
+        return result, _pickled(result.payload)
+    except Exception as error:
+        failure = body.failure(job, _unpicklable(job, result, error), result)
+    for poorer in (body.without_config(result), failure):
+        try:
+            return poorer, _pickled(poorer.payload)
+        except Exception:
+            continue
+    failure = body.without_config(failure)
+    return failure, _pickled(failure.payload)
 
 
 def _as_exception(job: Job, error: BaseException) -> JobError:
@@ -225,7 +266,10 @@ class _Pickler(pickle.Pickler):
     apart here, since Hydra 1.4's own way pickles exceptions of ``__main__`` by value, as other classes than the app's.
     """
 
-    dispatch_table = copyreg.dispatch_table | {JobReturn: lambda ret: (_job_return, (vars(ret),))}
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        # Made now, since the task may have registered more with copyreg.
+        self.dispatch_table = {**copyreg.dispatch_table, JobReturn: lambda ret: (_job_return, (vars(ret),))}
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
@@ -243,7 +287,7 @@ def _job_return(attributes: dict[str, Any]) -> JobReturn:
 def _pickled(payload: object) -> bytes:
     """The bytes, loaded once to see that they can be: exceptions with a constructor of their own often cannot."""
     buffer = io.BytesIO()
-    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(payload)
+    _Pickler(buffer).dump(payload)
     pickle.loads(buffer.getvalue())
     return buffer.getvalue()
 
@@ -263,6 +307,8 @@ def _as_json(value: Any) -> Any:
         return value
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return _as_json(value.item())
+    if isinstance(value, (list, tuple, dict)) and len(value) > _LONGEST_VALUE:
+        return None
     if isinstance(value, (list, tuple)):
         return [_as_json(item) for item in value]
     if isinstance(value, dict):
@@ -276,7 +322,7 @@ def _traceback_text(error: BaseException | None) -> str | None:
         return None
     link: BaseException | None = error
     while link is not None:
-        link.__traceback__ = _from_user_code(link)
+        BaseException.with_traceback(link, _from_user_code(link))  # not by assignment, which its class may refuse
         link = link.__cause__
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
@@ -309,7 +355,7 @@ def _error_text(error: BaseException) -> str:
 def _safe_text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as broken:
+    except BaseException as broken:
         return f"(its text cannot be had: {type(broken).__name__})"
 
 

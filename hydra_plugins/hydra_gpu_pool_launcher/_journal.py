@@ -80,10 +80,9 @@ def make_private_dir(path: str) -> None:
     Raises OSError, also where it is there already and is another's, or others can write in it.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    try:
+    with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o755)
-    except FileExistsError:
-        _require_private(path, os.lstat(path))
+    _require_private(path, os.lstat(path))  # of a new one too: there are file systems that have modes of their own
 
 
 def open_to_append(path: str) -> int:
@@ -101,10 +100,15 @@ def claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
     try:
         return _claim(files, main_pid, fresh)
     except OSError as error:
-        raise ConfigurationError(
-            f"The sweep's files cannot be written to {files.sweep_dir} ({error.filename}: {error.strerror}); choose "
-            "another directory (hydra.sweep.dir, or GpuPool's dir)."
-        ) from error
+        raise cannot_be_written(files, error) from error
+
+
+def cannot_be_written(files: SweepFiles, error: OSError) -> ConfigurationError:
+    """What is said of a sweep directory that cannot hold the sweep's files."""
+    return ConfigurationError(
+        f"The sweep's files cannot be written to {files.sweep_dir} ({error.filename}: {error.strerror}); choose "
+        "another directory (hydra.sweep.dir, or GpuPool's dir)."
+    )
 
 
 def _claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
@@ -178,33 +182,25 @@ def begin(files: SweepFiles) -> Journal:
 class JournalReader:
     """A reader's end: ``new`` gives the events since the last call, and never half of one.
 
-    The file is opened once, by the first call that finds it: whatever becomes of the directory, the events still come.
+    The file is opened once: whatever becomes of the directory, the events still come. Raises OSError where it is not
+    there. ``offset``: where to begin, in bytes.
     """
 
     path: str
     offset: int = 0
-    _file: BinaryIO | None = None
 
-    def skip(self) -> None:
-        """Start at the present end."""
-        with contextlib.suppress(FileNotFoundError):
-            self.offset = os.stat(self.path).st_size
+    def __post_init__(self) -> None:
+        self._file: BinaryIO = open(self.path, "rb")  # noqa: SIM115
 
     def close(self) -> None:
         """Let go of the file."""
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
     def new(self) -> Iterator[dict[str, Any]]:
         """The events that were appended since. A line that is not whole yet is left for the next call.
 
-        One that never became whole is passed over: its writer was killed. No journal, no events.
+        One that never became whole is passed over: its writer was killed.
         """
-        if self._file is None:
-            try:
-                self._file = open(self.path, "rb")  # noqa: SIM115
-            except FileNotFoundError:
-                return
         self._file.seek(self.offset)
         for line in self._file:
             if not line.endswith(b"\n"):
@@ -247,9 +243,7 @@ def load_report(files: SweepFiles, num: int) -> Report | None:
             outcome["sha256"],
             outcome["traceback"],
         )
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
-        return None  # other errors of the system say nothing about the job
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

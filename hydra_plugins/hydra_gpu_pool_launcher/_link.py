@@ -57,16 +57,15 @@ class Link:
         A signal handler may call this in the middle of another call, whose line must not be torn: its own then waits.
         """
         self._unsent.append(json.dumps(message).encode() + b"\n")
-        if self._sending:
-            return
-        self._sending = True
-        try:
-            while self._unsent:
-                self._send_some()
-        except (BrokenPipeError, ConnectionResetError):
-            self._unsent.clear()
-        finally:
-            self._sending = False
+        while self._unsent and not self._sending:  # again: a handler may have come after the last look
+            self._sending = True
+            try:
+                while self._unsent:
+                    self._send_some()
+            except (BrokenPipeError, ConnectionResetError):
+                self._unsent.clear()
+            finally:
+                self._sending = False
 
     def _send_some(self) -> None:
         line = self._unsent[0]
@@ -113,7 +112,8 @@ def start(app: App) -> Link:
     _process.flush_streams()
     _interpreter.pause_openmp()
     try:
-        guard = _process.fork(lambda mask: be_guard(app, origin, mask))
+        with _interpreter.quiet_logging():
+            guard = _process.fork(lambda mask: be_guard(app, origin, mask))
     except OSError as error:
         os.close(ours)
         raise ConfigurationError(

@@ -151,7 +151,8 @@ def _ask(command: Sequence[str], environ: Mapping[str, str]) -> str:
         out, err = process.communicate(timeout=ASK_S)
     except BaseException as error:
         # subprocess.run would now wait without end for a process that a broken driver keeps in the D state.
-        os.killpg(process.pid, signal.SIGKILL)
+        if process.poll() is None:  # else it is reaped, and its number may be somebody else's by now
+            os.killpg(process.pid, signal.SIGKILL)
         for pipe in (process.stdout, process.stderr):
             if pipe:
                 pipe.close()

@@ -18,7 +18,7 @@ from ._pool import Request
 from ._process import require_pidfd
 from ._settings import checked, shown
 from ._supervisor import settle, with_remote_traceback
-from ._sweep import start_supervisor
+from ._sweep import start_supervisor, working_directory
 
 _temporary: list[tempfile.TemporaryDirectory[str]] = []  # kept for the outcomes' logs, which outlive their pool
 
@@ -74,11 +74,11 @@ class GpuPool:
         files = SweepFiles(self._dir)
         supervisor = start_supervisor(_CallBody(function, calls), self._layout, self._settings)
         try:
-            request = Request(jobs, files, dict(os.environ), os.getcwd(), fresh=True)
+            request = Request(jobs, files, dict(os.environ), working_directory(), fresh=True)
             ends = supervisor.run(request, display(self._settings, jobs, files))
+            return [_outcome(job, files, ends.get(job.num)) for job in jobs]  # while the directory is still ours
         finally:
             supervisor.close()
-        return [_outcome(job, files, ends.get(job.num)) for job in jobs]
 
 
 def _checked_calls(function: object, kwargs_list: object) -> list[dict[str, Any]]:
@@ -107,6 +107,9 @@ class _CallBody:
 
     def failure(self, job: Job, error: Exception, instead_of: Result | None = None) -> Result:  # noqa: ARG002
         return Result(payload=error, error=error)
+
+    def without_config(self, result: Result) -> Result:
+        return result
 
 
 def _outcome(job: Job, files: SweepFiles, end: Mapping[str, Any] | None) -> JobOutcome:

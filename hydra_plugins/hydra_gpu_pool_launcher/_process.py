@@ -14,6 +14,7 @@ import errno
 import fcntl
 import math
 import os
+import resource
 import select
 import signal
 import sys
@@ -62,6 +63,11 @@ def require_pidfd() -> None:
             f"gpu_pool needs the system call pidfd_open, which is refused here ({error.strerror}): Linux 5.4 or newer "
             f"has it (this is {os.uname().release}), and a container's seccomp profile must allow it."
         ) from error
+    if not os.path.lexists("/proc/self") or os.readlink("/proc/self") != str(os.getpid()):
+        raise ConfigurationError(
+            "gpu_pool needs to find its processes in /proc, which here is missing or shows another PID namespace; mount"
+            " the right one (unshare --mount-proc)."
+        )
 
 
 def become_subreaper() -> None:
@@ -201,6 +207,19 @@ class _Leader:
 
 
 @dataclass
+class _Ended:
+    """A leader that is gone. ``exit``: None until it could be reaped; ``remnants``: what of its tree is left to end."""
+
+    pid: int
+    exit: Exit | None
+    remnants: set[int] = field(default_factory=set)
+
+
+_WATCHED_AT_ONCE = 16
+"""Remnants with a pidfd. There may be more of them than there are descriptors, and one that ends is enough to go on."""
+
+
+@dataclass
 class Family:
     """The leaders that this process started, by key, and whatever of their trees fell to this process.
 
@@ -209,23 +228,19 @@ class Family:
     """
 
     _leaders: dict[int, _Leader] = field(default_factory=dict)
-    _ended: dict[int, Exit] = field(default_factory=dict)  # the leader is reaped, remnants may be left
-    _remnants: dict[int, int] = field(default_factory=dict)  # pid: pidfd
+    _ended: dict[int, _Ended] = field(default_factory=dict)
+    _watched: dict[int, int] = field(default_factory=dict)  # some of the remnants: pidfd by pid
     _abandoned: set[int] = field(default_factory=set)
 
     def descriptors(self) -> list[int]:
         """The descriptors that are ours and that a child must close."""
-        return [*(leader.pidfd for leader in self._leaders.values()), *self._remnants.values()]
+        return [*(leader.pidfd for leader in self._leaders.values()), *self._watched.values()]
 
     def start(self, key: int, main: Callable[[frozenset[int]], int]) -> int:
         """Fork a leader, see ``fork``; its pid. The child must make itself a session leader and a subreaper."""
+        os.close(os.open(os.devnull, os.O_RDONLY))  # raises, before the fork, where none is left for the pidfd
         pid = fork(main)
-        try:
-            self._leaders[key] = _Leader(pid, pidfd_open(pid))
-        except OSError:  # no descriptor is left: whoever is told that nothing was started must be able to believe it
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
+        self._leaders[key] = _Leader(pid, pidfd_open(pid))
         return pid
 
     def signal(self, key: int, signum: int) -> None:
@@ -236,65 +251,91 @@ class Family:
     def kill(self, key: int) -> None:
         """SIGKILL to the leader and its process group. What left the group falls to us when the leader is gone."""
         if key in self._leaders:
-            _kill_group(self._leaders[key].pid)
-            os.kill(self._leaders[key].pid, signal.SIGKILL)  # before its setsid, there is no such group
+            _kill(self._leaders[key].pid)
 
     def abandon(self, key: int) -> None:
-        """Wait no longer for this leader, nor for any remnant that is there now."""
-        leader = self._leaders.pop(key, None)
-        if leader is not None:
+        """Wait no longer for this leader, nor for what is left of it."""
+        if key in self._leaders:
+            leader = self._leaders.pop(key)
             os.close(leader.pidfd)
             self._abandoned.add(leader.pid)
-        self._ended.pop(key, None)
-        for pid, pidfd in self._remnants.items():
-            os.close(pidfd)
-            self._abandoned.add(pid)
-        self._remnants.clear()
+        elif key in self._ended:
+            ended = self._ended.pop(key)
+            self._abandoned |= ended.remnants | {ended.pid}
+            for pid in ended.remnants & self._watched.keys():
+                os.close(self._watched.pop(pid))
 
     def wait(self, timeout: float | None, watch: Iterable[int] = ()) -> tuple[dict[int, Exit | None], list[int]]:
         """Block until something ends, a watched descriptor is readable, or ``timeout`` seconds have passed.
 
-        Gives the keys that made a step (None: the leader is gone, remnants are left; an Exit: all of its tree is gone)
-        and the watched descriptors that are readable.
+        Gives the keys that made a step (None: the leader is gone, something of it is left; an Exit: all of its tree is
+        gone) and the watched descriptors that are readable.
         """
-        by_fd = {leader.pidfd: key for key, leader in self._leaders.items()}
-        if self._ended and not self._remnants:  # what they waited for was abandoned: nothing would wake us
-            timeout = 0
-        ready = wait_readable([*by_fd, *self._remnants.values(), *watch], timeout)
+        leaders = {leader.pidfd: key for key, leader in self._leaders.items()}
+        remnants = {pidfd: pid for pid, pidfd in self._watched.items()}
+        if self._ended and not remnants and self._remnants():  # not one descriptor is left to be woken by
+            timeout = 0.1 if timeout is None else min(timeout, 0.1)
+        ready = wait_readable([*leaders, *remnants, *watch], timeout)
         steps: dict[int, Exit | None] = {}
-        for key in (by_fd[fd] for fd in ready if fd in by_fd):
+        for key in (leaders[fd] for fd in ready if fd in leaders):
             leader = self._leaders.pop(key)
             os.close(leader.pidfd)
-            self._ended[key] = _end_of(leader.pid)
+            self._ended[key] = _Ended(leader.pid, None)
             steps[key] = None
-        if self._ended and self._clear():
-            steps.update(self._ended)
-            self._ended.clear()
-        return steps, [fd for fd in ready if fd not in by_fd and fd in watch]
+        gone = {remnants[fd] for fd in ready if fd in remnants}
+        for pid in gone:  # where it cannot be reaped yet, its pidfd would wake us without end
+            os.close(self._watched.pop(pid))
+        if self._ended:
+            self._clear(steps.keys() | {key for key, ended in self._ended.items() if ended.remnants & gone})
+            for key, ended in list(self._ended.items()):
+                if ended.exit is not None and not ended.remnants:
+                    steps[key] = ended.exit
+                    del self._ended[key]
+        return steps, [fd for fd in ready if fd not in leaders and fd in watch]
 
-    def _clear(self) -> bool:
-        """End what ended leaders left behind; True when there is nothing more of it."""
+    def _remnants(self) -> set[int]:
+        return set().union(*(ended.remnants for ended in self._ended.values()))
+
+    def _clear(self, heirs: set[int]) -> None:
+        """End what ended leaders left behind, and reap what of it is gone.
+
+        ``heirs``: the keys to which a child that is new to us belongs: those whose leader, or whose remnant, is gone
+        just now.
+        """
+        for ended in self._ended.values():
+            if ended.exit is None:
+                ended.exit = _reap_leader(ended.pid)
         while True:
-            known = {leader.pid for leader in self._leaders.values()} | self._remnants.keys() | self._abandoned
+            known = {leader.pid for leader in self._leaders.values()} | self._remnants() | self._abandoned
+            known |= {ended.pid for ended in self._ended.values() if ended.exit is None}
             for pid in children() - known:
-                _kill_group(pid)  # it may lead a group of its own, with members that are not our children
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                self._remnants[pid] = pidfd_open(pid)
-            reaped = [pid for pid in (*self._remnants, *self._abandoned) if _reaped(pid)]
-            for pid in reaped:
-                self._abandoned.discard(pid)
-                if pid in self._remnants:
-                    os.close(self._remnants.pop(pid))
+                _kill(pid)
+                for key in heirs or self._ended:
+                    self._ended[key].remnants.add(pid)
+            reaped = {pid for pid in self._remnants() | self._abandoned if _reaped(pid)}
+            self._abandoned -= reaped
+            heirs = {key for key, ended in self._ended.items() if ended.remnants & reaped}
+            for ended in self._ended.values():
+                ended.remnants -= reaped
+            for pid in reaped & self._watched.keys():
+                os.close(self._watched.pop(pid))
             if not reaped:  # whoever is reaped may have left children of its own, to us
-                return not self._remnants
+                break
+        for pid in sorted(self._remnants() - self._watched.keys())[: _WATCHED_AT_ONCE - len(self._watched)]:
+            with contextlib.suppress(OSError):  # no descriptor is left: then without
+                pidfd = pidfd_open(pid)
+                if wait_readable([pidfd], 0):  # gone, and cannot be reaped yet
+                    os.close(pidfd)
+                else:
+                    self._watched[pid] = pidfd
 
 
-def _kill_group(pgid: int) -> None:
-    try:
-        os.killpg(pgid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass  # nobody there, or nobody of ours (a member that changed its user)
+def _kill(pid: int) -> None:
+    """SIGKILL to a child that is not reaped, and to the process group that it leads, if it does."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # no such group, or one of another user by now
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _reaped(pid: int) -> bool:
@@ -304,10 +345,14 @@ def _reaped(pid: int) -> bool:
         return True
 
 
-def _end_of(pid: int) -> Exit:
-    """Reap a leader that is gone, its group first: while the zombie holds the pid, the group's number is its own."""
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    _kill_group(pid)
+def _reap_leader(pid: int) -> Exit | None:
+    """How a leader that is gone ended. Its group is killed first: while the zombie holds the pid, the number is its.
+
+    None where it cannot be reaped: a debugger that traces it has to do so first.
+    """
+    if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        return None
+    _kill(pid)
     _, status, usage = os.wait4(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     return Exit(
@@ -319,20 +364,27 @@ def _end_of(pid: int) -> Exit:
 
 
 def end_all_children(within_s: float) -> None:
-    """SIGKILL and reap every child of this process, and what falls to it meanwhile, for so many seconds at most."""
+    """SIGKILL and reap every child of this process, and what falls to it meanwhile, for so many seconds at most.
+
+    Never raises: nobody is left to do it.
+    """
     deadline = time.monotonic() + within_s
     while pids := children():
-        pidfds = []
         for pid in pids:
-            _kill_group(pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            pidfds.append(pidfd_open(pid))
-        wait_readable(pidfds, deadline - time.monotonic())
-        for fd in pidfds:
-            os.close(fd)
+            _kill(pid)
+        with contextlib.suppress(OSError):
+            pidfd = pidfd_open(min(pids))
+            wait_readable([pidfd], min(0.1, deadline - time.monotonic()))  # it may be one that does not die
+            os.close(pidfd)
         if not {pid for pid in pids if _reaped(pid)} and time.monotonic() >= deadline:
             return
+
+
+def raise_descriptor_limit() -> None:
+    """As many descriptors as the hard limit allows: one for each job is needed, and the soft one is often 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def wait_readable(fds: Iterable[int], timeout: float | None = None) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ from . import _interpreter, _journal, _link, _process
 from ._display import Display
 from ._guard import App, request_to_json
 from ._journal import DamagedReturnError, JournalReader, SweepFiles
-from ._link import Link
+from ._link import Link, SupervisorGoneError
 from ._model import (
     JOB_ERRORS,
     ConfigurationError,
@@ -77,7 +76,7 @@ class Supervisor:
         if self._link is None or self._link.gone():
             self.start()
         elif not _interpreter.other_threads():
-            with contextlib.suppress(ConfigurationError):
+            with contextlib.suppress(ConfigurationError, SupervisorGoneError):
                 self.start()
 
     def run(self, request: Request, display: Display) -> dict[int, dict[str, Any]]:
@@ -88,26 +87,22 @@ class Supervisor:
         SIGTERM and SIGHUP are handled where nobody else does, see ``_Signals``; after one of them this does not return.
         """
         assert self._link is not None, "start() comes first"
-        link, journal = self._link, JournalReader(request.files.journal)
-        if not request.fresh:
-            journal.skip()
+        link = self._link
         ends: dict[int, dict[str, Any]] = {}
         self.busy = True
         with _Signals(link) as signals:
             try:
                 link.send({"request": request_to_json(request)})
-                events = _follow(link, journal)
-                first = next(events, None)  # or refused
-                display.begin(self.app.layout)
-                for event in itertools.chain(filter(None, [first]), events):
-                    if event["event"] in {"stop", "end"}:
-                        ends[event["job"]] = event
-                    display.show(event)
+                with _opened(link, request.files) as journal:
+                    display.begin(self.app.layout)
+                    for event in _follow(link, journal):
+                        if event["event"] in {"stop", "end"}:
+                            ends[event["job"]] = event
+                        display.show(event)
             except BaseException:
                 self.close()  # whoever raised it (an app's signal handler, say) does not wait for the jobs
                 raise
             finally:
-                journal.close()
                 self.busy = False
             if signals.received or link.gone():
                 self.close()
@@ -120,16 +115,31 @@ class Supervisor:
         self._link = None
 
 
-def _follow(link: Link, journal: JournalReader) -> Iterator[dict[str, Any]]:
-    """The journal's events until this launch is done, or the supervisor gone; raises ConfigurationError if refused."""
+@contextlib.contextmanager
+def _opened(link: Link, files: SweepFiles) -> Iterator[JournalReader]:
+    """The journal, once the supervisor has begun it for this launch. Raises ConfigurationError where it refuses."""
     while lines := link.receive():
-        for line in filter(None, lines):
-            raise ConfigurationError(json.loads(line)["refused"])
-        for event in journal.new():
+        for answer in map(json.loads, filter(None, lines)):
+            if "refused" in answer:
+                raise ConfigurationError(answer["refused"])
+            with contextlib.closing(JournalReader(files.journal, answer["opened"])) as journal:
+                yield journal
+            return
+    with contextlib.closing(JournalReader(os.devnull)) as journal:
+        yield journal  # the supervisor was killed before it could answer
+
+
+def _follow(link: Link, journal: JournalReader) -> Iterator[dict[str, Any]]:
+    """The journal's events until this launch is done, or the supervisor gone."""
+    alive = True
+    while True:
+        for event in journal.new():  # before waiting: a doorbell may have come along with the answer
             if event["event"] == "done":
                 return
             yield event
-    yield from journal.new()
+        if not alive:
+            return
+        alive = bool(link.receive())
 
 
 class _Signals:
@@ -214,7 +224,7 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
         return Settled(payload, failed=report.status is Status.FAILED, traceback=report.traceback)
     except DamagedReturnError as error:
         return Settled(error=JobLostError(job.num, job.overrides, f"was lost: {error}"))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         why = f"returned what the main process cannot load ({type(error).__name__}: {error})"
         return Settled(error=JobError(job.num, job.overrides, why))
 
@@ -222,5 +232,6 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
 def with_remote_traceback(error: BaseException, text: str | None) -> BaseException:
     """The error, with the traceback from the job's process as its cause: pickle drops the one it had."""
     if text is not None and error.__cause__ is None:
-        error.__cause__ = RemoteTraceback(text)
+        # Not by assignment: the exception's class may refuse it, as a frozen dataclass does.
+        BaseException.__setattr__(error, "__cause__", RemoteTraceback(text))
     return error

@@ -6,8 +6,10 @@ import copy
 import functools
 import logging
 import os
+import pickle
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobRuntime, JobStatus, filter_overrides, run_job, setup_globals
@@ -58,14 +60,14 @@ class Sweep:
         jobs = tuple(Job(initial_job_idx + i, tuple(overrides)) for i, overrides in enumerate(job_overrides))
         if not jobs:
             return []
-        files = SweepFiles(os.path.abspath(self._sweep_dir))
+        files = SweepFiles(os.path.join(working_directory(), self._sweep_dir))
         self._supervisor.renew()
         if self._launches == 1 and len(jobs) < self._layout.jobs_at_once:
             idle = (
                 f"{self._layout.jobs_at_once - len(jobs)} of {self._layout.jobs_at_once} slots stay idle in each batch"
             )
             say(f"{idle}: let the sweeper's batch (n_jobs, max_batch_size) be a multiple of the slots")
-        request = Request(jobs, files, dict(os.environ), os.getcwd(), fresh=files not in self._used)
+        request = Request(jobs, files, dict(os.environ), working_directory(), fresh=files not in self._used)
         ends = self._supervisor.run(request, display(self._settings, jobs, files))
         self._launches += 1
         self._used.add(files)
@@ -101,6 +103,16 @@ def start_supervisor(body: Any, layout: Layout, settings: Settings) -> Superviso
     )
     supervisor.start()
     return supervisor
+
+
+def working_directory() -> str:
+    """The directory in which jobs start. Raises ConfigurationError where it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigurationError(
+            "The current directory has been removed; start the sweep in one that exists."
+        ) from None
 
 
 def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,6 +170,22 @@ class _HydraBody:
             ret.status, ret.return_value = JobStatus.FAILED, error
             return Result(ret, error=error)
         return Result(_failed(job, error), error=error)
+
+    def without_config(self, result: Result) -> Result:
+        ret = copy.copy(result.payload)
+        assert isinstance(ret, JobReturn)
+        ret.cfg, ret.hydra_cfg = _plain_config(ret.cfg), _plain_config(ret.hydra_cfg)
+        return replace(result, payload=ret)
+
+
+def _plain_config(config: DictConfig | None) -> DictConfig | None:
+    """The config without the classes behind it, which may be local to a function; None where it holds odder things."""
+    try:
+        plain = DictConfig(OmegaConf.to_container(config)) if config is not None else None
+        pickle.dumps(plain)
+    except Exception:
+        return None
+    return plain
 
 
 def _failed(job: Job, error: Exception) -> JobReturn:
