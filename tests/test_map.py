@@ -373,3 +373,12 @@ def test_what_is_left_of_a_sweep_without_a_journal_is_not_taken_for_a_result(tmp
     outcome(tmp_path, lambda: "old")
     (tmp_path / ".gpu_pool/journal.jsonl").unlink()
     assert "ended with exit code 3" in str(outcome(tmp_path, lambda: os._exit(3)).error)
+
+
+def test_a_ring_of_causes_ends(tmp_path: Path) -> None:
+    def job() -> None:
+        first, second = ValueError("first"), ValueError("second")
+        first.__cause__, second.__cause__ = second, first
+        raise first
+
+    assert str(outcome(tmp_path, job).error) == "first"

@@ -29,6 +29,7 @@ ORDER = (
     "_pool",
     "_schedule",
     "_job",
+    "_result",
     "_interpreter",
     "_process",
     "_display",

@@ -22,6 +22,7 @@ from . import _interpreter, _job, _journal, _process
 from ._journal import Journal, SweepFiles
 from ._model import Ending, Job, Layout, Report, Slot, Start, Stop
 from ._pool import Close, Died, Pool, Request
+from ._result import Body
 from ._schedule import LOST_AFTER_S, Schedule
 
 
@@ -32,7 +33,7 @@ class App:
     ``devices``: the variables that show a job the devices of its slots, given the environment of the request.
     """
 
-    body: _job.Body
+    body: Body
     layout: Layout
     kill_grace_s: float
     threads_per_job: int | None  # None: cores / jobs at once

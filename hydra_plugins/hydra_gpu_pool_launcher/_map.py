@@ -11,11 +11,12 @@ from typing import Any
 
 from . import _devices
 from ._display import display, say
-from ._job import Result, call
+from ._job import call
 from ._journal import SweepFiles
 from ._model import ConfigurationError, Job, JobCancelledError, Status
 from ._pool import Request
 from ._process import require_pidfd
+from ._result import Result
 from ._settings import checked, shown
 from ._supervisor import settle, with_remote_traceback
 from ._sweep import start_supervisor, working_directory

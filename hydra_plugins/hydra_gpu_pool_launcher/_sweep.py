@@ -20,12 +20,13 @@ from . import _devices
 from ._display import display, say
 from ._guard import App
 from ._interpreter import other_threads
-from ._job import Result, call
+from ._job import call
 from ._journal import SweepFiles
 from ._machine import cores
 from ._model import ConfigurationError, Job, Layout, Settings
 from ._pool import Request
 from ._process import require_pidfd
+from ._result import Result
 from ._settings import checked
 from ._supervisor import Supervisor, settle, with_remote_traceback
 

@@ -1,0 +1,216 @@
+"""What a job gives back: made fit to be sent to main, described for those who read JSON alone, and saved.
+
+All of this runs in the job's process, on objects of the user's that may do anything when they are looked at.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import json
+import os
+import pickle
+import sys
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+from hydra.core.utils import JobReturn
+
+from ._journal import SweepFiles, digest, save_return
+from ._model import Job, JobError, Report, Status
+
+_LONGEST_VALUE = 10_000
+"""Characters of JSON: a longer value is in the pickle alone, and does not swell the journal."""
+
+_LONGEST_TEXT = 100_000
+"""Characters of an error's text, and of its traceback, that are kept beside the pickle."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a job: ``payload`` is what main gets back, ``value`` or ``error`` what the task made of it."""
+
+    payload: object
+    value: object = None
+    error: Exception | None = None
+
+
+class Body(Protocol):
+    """What a job runs, inherited by the fork. Its methods run in the job's process."""
+
+    def run(self, job: Job) -> Result:
+        """Run it. An exception is as good as a Result that has it as its error."""
+
+    def failure(self, job: Job, error: Exception, instead_of: Result | None = None) -> Result:
+        """The Result of a job that has this error to give, in place of one that cannot be sent to main."""
+
+    def without_config(self, result: Result) -> Result:
+        """The same value or error, in a payload that has nothing else in it that might not pickle."""
+
+
+def save(files: SweepFiles, job: Job, body: Body, result: Result) -> Result:
+    """Write the result to disk; gives what was written, which may have less in it than the job had to give.
+
+    Whatever the user's exception or value does when it is looked at, something is written, unless the disk refuses.
+    """
+    try:
+        return _write(files, job, body, result)
+    except OSError:
+        raise
+    except BaseException as error:
+        traceback.print_exc()
+        what = "value" if result.error is None else f"exception of type {type(result.error).__name__}"
+        why = f"ended with a {what} that cannot even be looked at ({type(error).__name__})"
+        return _write(files, job, body, body.failure(job, JobError(job.num, job.overrides, why)))
+
+
+def _write(files: SweepFiles, job: Job, body: Body, result: Result) -> Result:
+    text = _traceback_text(result.error)
+    result, payload = _sendable(job, body, result)
+    report = Report(
+        status=Status.COMPLETED if result.error is None else Status.FAILED,
+        error_type=None if result.error is None else _type_name(result.error),
+        error_text=None if result.error is None else _error_text(result.error)[:_LONGEST_TEXT],
+        value=_json_value(result.value),
+        sha256=digest(payload),
+        traceback=(text or _traceback_text(result.error) or "")[-_LONGEST_TEXT:] or None,
+    )
+    save_return(files, job.num, payload, report)
+    return result
+
+
+def _sendable(job: Job, body: Body, result: Result) -> tuple[Result, bytes]:
+    """The result, or the most of it that main can load, and its bytes."""
+    try:
+        return result, _pickled(result.payload)
+    except Exception as error:
+        failure = body.failure(job, _unpicklable(job, result, error), result)
+    for poorer in (body.without_config(result), failure):
+        try:
+            return poorer, _pickled(poorer.payload)
+        except Exception:
+            continue
+    failure = body.without_config(failure)
+    return failure, _pickled(failure.payload)
+
+
+def _unpicklable(job: Job, result: Result, error: Exception) -> JobError:
+    """What is said of a result that cannot travel. The error that it replaces goes along as its cause."""
+    if result.error is not None:
+        wrapped = JobError(job.num, job.overrides, f"raised {described(result.error)}")
+        wrapped.__cause__ = result.error
+        return wrapped
+    return JobError(
+        job.num,
+        job.overrides,
+        f"returned a value of type {_type_name(result.value)} that cannot be sent to the main process "
+        f"({described(error)}); return numbers, strings, lists, dicts or arrays, and save the rest to a file",
+    )
+
+
+class _Pickler(pickle.Pickler):
+    """Plain pickle, with two exceptions.
+
+    A tensor on a GPU is sent as one on the CPU: to load it, main would have to initialise CUDA. A JobReturn is taken
+    apart here, since Hydra 1.4's own way pickles exceptions of ``__main__`` by value, as other classes than the app's.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        # Made now, since the task may have registered more with copyreg.
+        self.dispatch_table = {**copyreg.dispatch_table, JobReturn: lambda ret: (_job_return, (vars(ret),))}
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type != "cpu":
+            return obj.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return NotImplemented
+
+
+def _job_return(attributes: dict[str, Any]) -> JobReturn:
+    ret = JobReturn()
+    vars(ret).update(attributes)
+    return ret
+
+
+def _pickled(payload: object) -> bytes:
+    """The bytes, loaded once to see that they can be: exceptions with a constructor of their own often cannot."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(payload)
+    pickle.loads(buffer.getvalue())
+    return buffer.getvalue()
+
+
+def _json_value(value: Any) -> Any:
+    """The value where JSON can say it, else None: what else there is is in the pickle."""
+    try:
+        plain = _as_json(value)
+        return plain if len(json.dumps(plain)) <= _LONGEST_VALUE else None
+    except Exception:  # a list in itself, an integer of 5000 digits, an object whose methods raise
+        return None
+
+
+def _as_json(value: Any) -> Any:
+    """numpy's and torch's scalars as numbers, tuples as lists."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return _as_json(value.item())
+    if isinstance(value, (list, tuple, dict)) and len(value) > _LONGEST_VALUE:
+        return None
+    if isinstance(value, (list, tuple)):
+        return [_as_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _as_json(item) for key, item in value.items()}
+    return None
+
+
+def _traceback_text(error: BaseException | None) -> str | None:
+    """The traceback from the user's first frame on; that frame is also what sys.excepthook will begin with."""
+    if error is None:
+        return None
+    link: BaseException | None = error
+    seen: set[int] = set()  # a chain of causes may be a ring
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        BaseException.with_traceback(link, _from_user_code(link))  # not by assignment, which its class may refuse
+        link = link.__cause__
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+
+def _from_user_code(error: BaseException) -> TracebackType | None:
+    """Its traceback without the frames of Hydra and gpu_pool that come first; what has no others keeps them.
+
+    Except an error of gpu_pool's own: it says all there is to say, and its frames are nobody's business.
+    """
+    ours = tuple(os.path.dirname(sys.modules[name].__file__ or "") + os.sep for name in ("hydra", __package__ or ""))
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(ours):
+        tb = tb.tb_next
+    return tb if tb is not None or isinstance(error, JobError) else error.__traceback__
+
+
+def _type_name(value: object) -> str:
+    cls = type(value)
+    if cls.__module__ == "builtins" or issubclass(cls, JobError):
+        return cls.__qualname__
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _error_text(error: BaseException) -> str:
+    return error.why if isinstance(error, JobError) else _safe_text(error)
+
+
+def _safe_text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as broken:
+        return f"(its text cannot be had: {type(broken).__name__})"
+
+
+def described(error: BaseException) -> str:
+    """The exception's type and text, in one line."""
+    text = _safe_text(error)
+    return f"{_type_name(error)}: {text}" if text else _type_name(error)
