@@ -133,7 +133,8 @@ class Lines:
         """One line per job: number, the overrides that differ, status, value or error, seconds, GPU and slot."""
         unstarted = [end for end in self._ends.values() if not end["attempt"]]
         if unstarted:
-            say(f"{len(unstarted)} queued jobs were not started: {_error(unstarted[0])}", logging.ERROR)
+            why = _error(unstarted[0]).removesuffix("; it was not started")
+            say(f"{len(unstarted)} queued jobs were not started: {why}", logging.ERROR)
         rows = [["#", "overrides", "status", "value", "seconds", "gpu.slot"]]
         for job, differing in zip(self.jobs, differing_overrides(self.jobs), strict=True):
             end = self._ends.get(job.num, {"status": "LOST", "error_text": "the supervisor was killed"})

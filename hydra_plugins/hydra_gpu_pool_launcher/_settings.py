@@ -166,6 +166,7 @@ _NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
     "fail_fast": (False,),
     "resume": (False,),
     "min_free_gpu_mem_gb": (None,),
+    "share": (True,),
     "output": ("file",),
     "progress": ("auto", "log", "none"),
 }
