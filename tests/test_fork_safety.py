@@ -128,6 +128,47 @@ if __name__ == "__main__":
     assert f"VALUES {[(1, 3), (2, 3)] * 3}" in done.stdout, done.stderr
 
 
+def test_a_lock_of_logging_that_is_not_to_be_had_delays_a_fork_and_no_more(run_app: RunApp) -> None:
+    source = """
+import logging, threading
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
+
+class Odd(logging.Handler):
+    def createLock(self):
+        self.lock = self
+
+    def acquire(self, *_):
+        pass
+
+    release = acquire
+
+    def emit(self, record):
+        pass
+
+held = [logging.NullHandler() for _ in range(70)]
+for handler in held:
+    handler.lock = threading.RLock()
+logging.getLogger().addHandler(Odd())
+
+def hold():
+    for handler in held:
+        handler.lock.acquire()
+    ready.set()
+    done.wait()
+    for handler in held:
+        handler.lock.release()
+
+ready, done = threading.Event(), threading.Event()
+threading.Thread(target=hold).start()
+ready.wait()
+print([o.value for o in GpuPool(gpus=[], cpu_slots=1, progress="none").map(abs, [])], end=" ")
+print([o.value for o in GpuPool(gpus=[], cpu_slots=1, progress="none").map(lambda: 1, [{}])])
+done.set()
+"""
+    done = run_app(source)
+    assert done.stdout == "[] [1]\n", done.stderr
+
+
 @pytest.mark.gpu
 def test_the_real_driver_answers_as_the_stand_in_does(run_app: RunApp) -> None:
     source = """

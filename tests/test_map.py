@@ -24,6 +24,7 @@ from hydra_plugins.hydra_gpu_pool_launcher import (
     JobCrashedError,
     JobError,
     Status,
+    _journal,
 )
 
 
@@ -382,3 +383,17 @@ def test_a_ring_of_causes_ends(tmp_path: Path) -> None:
         raise first
 
     assert str(outcome(tmp_path, job).error) == "first"
+
+
+def test_large_nested_values_do_not_swell_the_journal(tmp_path: Path) -> None:
+    result = outcome(tmp_path, lambda: [[0] * 3000] * 3000)
+    assert result.value == [[0] * 3000] * 3000
+    assert (tmp_path / ".gpu_pool/journal.jsonl").stat().st_size < 10_000
+
+
+def test_a_result_that_the_supervisor_could_not_read_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, load = os.getpid(), _journal.load_report
+    monkeypatch.setattr(_journal, "load_report", lambda *args: load(*args) if os.getpid() == main else None)
+    assert outcome(tmp_path, lambda: 5).value == 5

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ import pytest
 from support import LIMIT_S
 
 from hydra_plugins.hydra_gpu_pool_launcher import _process
+from hydra_plugins.hydra_gpu_pool_launcher._link import Link
 
 APP = """
 import atexit, ctypes, os, signal, subprocess, sys, threading, time
@@ -215,7 +217,8 @@ def test_a_sweep_that_is_signalled_process_by_process_ends_as_a_whole(start_app:
     jobs = app.wait_for_jobs(2)
     everybody = [app.process.pid, *app.relatives().values(), *jobs]
     for pid in everybody if who == "main" else reversed(everybody):
-        os.kill(pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # gone already, of the signals before
+            os.kill(pid, signal.SIGTERM)
     app.assert_nothing_is_left()
     assert app.process.wait(LIMIT_S) == -signal.SIGTERM
 
@@ -428,3 +431,85 @@ def test_a_sweep_whose_directory_is_removed_ends_all_the_same(start_app: StartAp
     out, err = app.process.communicate(timeout=LIMIT_S)
     assert out.endswith("['JobLostError', 'JobCrashedError', 'NoneType']\n"), (out, err)
     app.assert_nothing_is_left()
+
+
+def test_a_deadly_sigpipe_in_the_app_is_not_deadly_for_the_sweep(start_app: StartApp) -> None:
+    app = start_app(
+        "def job(x):\n    if x: sleeping(x)\n    return 42\n"
+        "pool = GpuPool(cpu_slots=1, dir='sweep', progress='none')\n"
+        "print([(o.value, type(o.error).__name__) for o in pool.map(job, [{'x': x} for x in range(3)])])",
+        before="signal.signal(signal.SIGPIPE, signal.SIG_DFL)",
+    )
+    app.wait_for_jobs(1)
+    os.kill(app.relatives()["supervisor"], signal.SIGKILL)
+    out, err = app.process.communicate(timeout=LIMIT_S)
+    assert out == "[(42, 'NoneType'), (None, 'JobLostError'), (None, 'JobLostError')]\n", err
+    app.assert_nothing_is_left()
+
+
+def test_jobs_may_end_politely_although_sigpipe_is_deadly_and_main_was_killed(start_app: StartApp) -> None:
+    app = start_app(
+        "def job(x):\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: (open(f'saved{x}', 'w').close(), os._exit(0)))\n"
+        "    sleeping(x)\n" + RUN.format(grace=60, job="job"),
+        before="signal.signal(signal.SIGPIPE, signal.SIG_DFL)",
+    )
+    app.wait_for_jobs(2)
+    app.process.kill()
+    app.assert_nothing_is_left()
+    assert sorted(path.name for path in app.directory.glob("saved*")) == ["saved0", "saved1"]
+
+
+def test_a_closed_pipe_behind_a_handler_of_the_app_does_not_end_the_sweep(start_app: StartApp) -> None:
+    app = start_app(
+        "logging.getLogger().addHandler(Exits())\nlogging.getLogger().setLevel('INFO')\n"
+        "report(str([o.value for o in GpuPool(cpu_slots=1, dir='sweep').map(abs_, [{'x': -1}, {'x': -2}])]))",
+        before="import logging\ndef abs_(x): return abs(x)\n"
+        "class Exits(logging.Handler):\n    def emit(self, record):\n"
+        "        if 'started' in record.getMessage(): sys.exit(1)",
+    )
+    assert app.report().split(maxsplit=1)[1] == "[1, 2]"
+
+
+def test_a_pool_in_a_job_of_a_second_pool_leaves_the_jobs_files_alone(start_app: StartApp) -> None:
+    """Numbers of descriptors that the first pool had in main are in use again by then, for the job's own files."""
+    app = start_app(
+        "thread = threading.Thread(target=lambda: GpuPool(cpu_slots=1, dir='first').map(first, [{}]))\n"
+        "thread.start()\n"
+        "report(app_is_up.recv(1))\n"
+        "print([(o.value, o.error) for o in GpuPool(cpu_slots=1, dir='second', progress='none').map(second, [{}])])\n"
+        "goes_on.send(b'x')\nthread.join()",
+        before="""
+import socket
+app_is_up, job_is_up = socket.socketpair()
+goes_on, waits = socket.socketpair()
+def first():
+    job_is_up.send(b'x')
+    waits.recv(1)
+def inner(x):
+    return x
+def second():
+    files = [open(f'file{i}', 'w') for i in range(10)]
+    values = [o.value for o in GpuPool(cpu_slots=1, dir='inner', progress='none').map(inner, [{'x': 1}, {'x': 2}])]
+    for file in files:
+        file.write('whole')
+        file.close()
+    return values, [open(f'file{i}').read() for i in range(10)] == ['whole'] * 10
+""",
+    )
+    out, err = app.process.communicate(timeout=LIMIT_S)
+    assert out == "[(([1, 2], True), None)]\n", err
+
+
+def test_an_answer_finds_room_however_many_doorbells_nobody_heard() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    ours.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            theirs.send(b"\n" * 4096)
+    link = Link(os.getpid(), -1, ours.fileno())
+    link.drain()
+    assert theirs.send(b"an answer\n") == 10
+    ours.close()
+    theirs.close()

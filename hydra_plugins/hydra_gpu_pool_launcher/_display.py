@@ -66,9 +66,10 @@ class Guarded:
     def _try(self, step: Callable[[], None]) -> None:
         try:
             step()
-        except Exception:
+        except (Exception, SystemExit):  # SystemExit: rich's handler, when its pipe is closed
             self.display = Silence()
-            traceback.print_exc()
+            with contextlib.suppress(OSError, ValueError):
+                traceback.print_exc()
 
 
 class Silence:

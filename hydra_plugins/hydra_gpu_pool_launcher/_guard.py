@@ -183,7 +183,7 @@ class _SystemWorld:
         self.tell({"refused": why})
 
     def tell(self, message: dict[str, Any]) -> None:
-        """A line to main. It fits into the socket's buffer: main reads it before it asks for anything else."""
+        """A line to main. It fits into the socket's buffer, which main has emptied before it asked."""
         self._to_main(json.dumps(message).encode() + b"\n")
 
     def ring(self) -> None:
@@ -192,7 +192,7 @@ class _SystemWorld:
     def _to_main(self, line: bytes) -> None:
         """Where the buffer is full, main has enough to wake up for; where it is closed, nobody is there to."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-            os.write(self._origin.channel, line)
+            _process.send(self._origin.channel, line)
 
     def record(self, event: str, **facts: Any) -> None:
         assert self._journal is not None

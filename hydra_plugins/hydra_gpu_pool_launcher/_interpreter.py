@@ -16,6 +16,7 @@ import os
 import random
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping
@@ -92,15 +93,20 @@ def quiet_logging() -> Iterator[None]:
     """No other thread is in the middle of a log line while this lasts: to be held around a fork.
 
     logging gives the child new locks, but a stream's own lock, in C, stays locked there for ever if a thread was
-    writing to it. A lock that is not to be had within a second is passed over: deadlocks are not ours to make.
+    writing to it. Locks that are not to be had within a second are passed over: deadlocks are not ours to make.
     """
-    locks = [logging._lock, *(handler.lock for ref in logging._handlerList if (handler := ref()) is not None)]  # type: ignore[attr-defined]
-    held = [lock for lock in locks if lock is not None and lock.acquire(timeout=1)]
+    locks = [logging._lock, *(getattr(ref(), "lock", None) for ref in logging._handlerList)]  # type: ignore[attr-defined]
+    deadline = time.monotonic() + 1
+    held: list[Any] = []
     try:
+        for lock in locks:
+            with contextlib.suppress(AttributeError, TypeError):  # none, or one of the app's own kind
+                if lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                    held.append(lock)
         yield
     finally:
         for lock in reversed(held):
-            with contextlib.suppress(RuntimeError):  # in the child, logging has made new ones
+            with contextlib.suppress(RuntimeError):  # in the child, logging has made it anew
                 lock.release()
 
 
@@ -212,6 +218,7 @@ def _end_resource_tracker(of_the_app: int | None) -> None:
     pidfd = _process.pidfd_open(pid)
     os.close(tracker._fd)
     tracker._fd = tracker._pid = None
+    _process.kill_children(spare=pid)  # they hold its pipe too, and would be ended with the rest just after
     _process.wait_readable([pidfd], _TRACKER_S)
     os.close(pidfd)
 

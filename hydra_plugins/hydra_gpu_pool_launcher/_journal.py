@@ -105,10 +105,10 @@ def claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
 
 def cannot_be_written(files: SweepFiles, error: OSError) -> ConfigurationError:
     """What is said of a sweep directory that cannot hold the sweep's files."""
-    return ConfigurationError(
-        f"The sweep's files cannot be written to {files.sweep_dir} ({error.filename}: {error.strerror}); choose "
-        "another directory (hydra.sweep.dir, or GpuPool's dir)."
-    )
+    what = f"The sweep's files cannot be written to {files.sweep_dir} ({error.filename}: {error.strerror})"
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return ConfigurationError(f"{what}; raise the limit of open files (ulimit -n).")
+    return ConfigurationError(f"{what}; choose another directory (hydra.sweep.dir, or GpuPool's dir).")
 
 
 def _claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:

@@ -28,6 +28,8 @@ class SupervisorGoneError(GpuPoolError):
 _open: set[int] = set()
 """The descriptors of all links of this process, for a guard to close: those of another supervisor are not its own."""
 
+os.register_at_fork(after_in_child=_open.clear)  # a job's own pool would close what has these numbers by then
+
 
 @dataclass
 class Link:
@@ -70,7 +72,7 @@ class Link:
     def _send_some(self) -> None:
         line = self._unsent[0]
         try:
-            sent = os.write(self.channel, line)
+            sent = _process.send(self.channel, line)
         except BlockingIOError:
             if not _process.wait_writable(self.channel, unless_readable=self.lifeline):
                 raise BrokenPipeError from None
@@ -79,6 +81,13 @@ class Link:
             self._unsent[0] = line[sent:]
         else:
             self._unsent.popleft()
+
+    def drain(self) -> None:
+        """Throw away what is left of doorbells: an answer that found the buffer full of them would be lost."""
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):
+            while os.read(self.channel, 1 << 16):
+                pass
+        self._unread = b""
 
     def receive(self) -> list[bytes]:
         """The lines that have come, doorbells (empty lines) included; blocks until there is one. []: it is gone."""
@@ -103,17 +112,19 @@ def start(app: App) -> Link:
 
     Raises ConfigurationError where the system refuses a process, and SupervisorGoneError where one ends at once.
     """
-    ours, theirs = (_process.beyond_standard(end.detach()) for end in socket.socketpair())
-    # Taken here: the guard could only hope that the pid is still main's.
-    main_pidfd = _process.beyond_standard(_process.pidfd_open(os.getpid()))
+    try:
+        ours, theirs = (_process.beyond_standard(end.detach()) for end in socket.socketpair())
+        # Taken here: the guard could only hope that the pid is still main's.
+        main_pidfd = _process.beyond_standard(_process.pidfd_open(os.getpid()))
+    except OSError as error:
+        raise ConfigurationError(f"gpu_pool cannot start: {error.strerror} (see ulimit -n).") from error
     for end in (ours, theirs):
         os.set_blocking(end, False)
     origin = Origin(os.getpid(), main_pidfd, theirs, _interpreter.random_state(), frozenset({ours, *_open}))
     _process.flush_streams()
     _interpreter.pause_openmp()
     try:
-        with _interpreter.quiet_logging():
-            guard = _process.fork(lambda mask: be_guard(app, origin, mask))
+        guard = _process.fork(lambda mask: be_guard(app, origin, mask), around=_interpreter.quiet_logging())
     except OSError as error:
         os.close(ours)
         raise ConfigurationError(

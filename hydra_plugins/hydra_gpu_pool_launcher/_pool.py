@@ -225,7 +225,7 @@ class Pool:
             facts["seconds"] = round(ended - running.started, 3)
             if running.exit is not None:
                 facts["cpu_s"], facts["peak_mb"] = round(running.exit.cpu_s, 3), round(running.exit.peak_mb, 1)
-            if not outcome.by_itself:
+            if running.stop_recorded and not outcome.by_itself:
                 self.world.set_aside(end.job.num)
         self.world.record(
             "end",

@@ -17,6 +17,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -34,6 +35,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _IONBF = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+_NOTHING = contextlib.nullcontext()
 
 Handler = Callable[[int, FrameType | None], Any]
 """A signal handler written in Python."""
@@ -142,8 +145,10 @@ def redirect(source: int, *targets: int) -> None:
         os.close(source)
 
 
-def fork(main: Callable[[frozenset[int]], int]) -> int:
+def fork(main: Callable[[frozenset[int]], int], around: contextlib.AbstractContextManager[None] = _NOTHING) -> int:
     """The pid of a child that runs ``main`` and exits with what it returns.
+
+    ``around``: entered before the fork and left after it, in both processes, without a signal in between.
 
     All signals are blocked in the child, since one that came right after the fork would be lost: ``main`` gets the
     caller's mask, and sets it when its handlers are in place. An exception that it lets out is printed to its stderr,
@@ -151,7 +156,7 @@ def fork(main: Callable[[frozenset[int]], int]) -> int:
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        with warnings.catch_warnings():
+        with around, warnings.catch_warnings():
             # Python 3.12 warns where other threads exist; whether that is safe here is decided before, and better.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
@@ -246,7 +251,8 @@ class Family:
     def signal(self, key: int, signum: int) -> None:
         """To the leader alone: what it started is its own to end, politely."""
         if key in self._leaders:
-            os.kill(self._leaders[key].pid, signum)  # it is our child and not reaped: the pid is its own
+            with contextlib.suppress(PermissionError):  # it has become another user, as sudo does
+                os.kill(self._leaders[key].pid, signum)  # it is our child and not reaped: the pid is its own
 
     def kill(self, key: int) -> None:
         """SIGKILL to the leader and its process group. What left the group falls to us when the leader is gone."""
@@ -261,7 +267,7 @@ class Family:
             self._abandoned.add(leader.pid)
         elif key in self._ended:
             ended = self._ended.pop(key)
-            self._abandoned |= ended.remnants | {ended.pid}
+            self._abandoned |= ended.remnants if ended.exit is not None else ended.remnants | {ended.pid}
             for pid in ended.remnants & self._watched.keys():
                 os.close(self._watched.pop(pid))
 
@@ -273,7 +279,9 @@ class Family:
         """
         leaders = {leader.pidfd: key for key, leader in self._leaders.items()}
         remnants = {pidfd: pid for pid, pidfd in self._watched.items()}
-        if self._ended and not remnants and self._remnants():  # not one descriptor is left to be woken by
+        if (
+            self._ended and not remnants
+        ):  # what is left cannot be reaped yet, or there is no descriptor for it: look again
             timeout = 0.1 if timeout is None else min(timeout, 0.1)
         ready = wait_readable([*leaders, *remnants, *watch], timeout)
         steps: dict[int, Exit | None] = {}
@@ -323,7 +331,11 @@ class Family:
                 break
         for pid in sorted(self._remnants() - self._watched.keys())[: _WATCHED_AT_ONCE - len(self._watched)]:
             with contextlib.suppress(OSError):  # no descriptor is left: then without
-                pidfd = pidfd_open(pid)
+                spare = os.open(os.devnull, os.O_RDONLY)  # the last one is for other work
+                try:
+                    pidfd = pidfd_open(pid)
+                finally:
+                    os.close(spare)
                 if wait_readable([pidfd], 0):  # gone, and cannot be reaped yet
                     os.close(pidfd)
                 else:
@@ -363,6 +375,12 @@ def _reap_leader(pid: int) -> Exit | None:
     )
 
 
+def kill_children(spare: int) -> None:
+    """SIGKILL to the children of this process but one, and to what they lead."""
+    for pid in children() - {spare}:
+        _kill(pid)
+
+
 def end_all_children(within_s: float) -> None:
     """SIGKILL and reap every child of this process, and what falls to it meanwhile, for so many seconds at most.
 
@@ -398,6 +416,14 @@ def wait_readable(fds: Iterable[int], timeout: float | None = None) -> list[int]
         poll.register(fd, select.POLLIN)
     longest_s = 86400.0 * 20  # poll(2) counts milliseconds in 31 bits
     return [fd for fd, _ in poll.poll(None if timeout is None else math.ceil(1000 * min(max(timeout, 0), longest_s)))]
+
+
+def send(fd: int, data: bytes) -> int:
+    """How much of the data a socket took. Raises OSError; no SIGPIPE, which an app may have at its deadly default."""
+    sent: int = _libc.send(fd, data, ctypes.c_size_t(len(data)), socket.MSG_NOSIGNAL)
+    if sent < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return sent
 
 
 def wait_writable(fd: int, unless_readable: int) -> bool:

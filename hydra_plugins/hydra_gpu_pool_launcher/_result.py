@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from ._journal import SweepFiles, digest, save_return
 from ._model import Job, JobError, Report, Status
 
 _LONGEST_VALUE = 10_000
-"""Characters of JSON: a longer value is in the pickle alone, and does not swell the journal."""
+"""Characters of JSON, and items: a longer value is in the pickle alone, and does not swell the journal."""
 
 _LONGEST_TEXT = 100_000
 """Characters of an error's text, and of its traceback, that are kept beside the pickle."""
@@ -146,24 +147,24 @@ def _pickled(payload: object) -> bytes:
 def _json_value(value: Any) -> Any:
     """The value where JSON can say it, else None: what else there is is in the pickle."""
     try:
-        plain = _as_json(value)
+        plain = _as_json(value, iter(range(_LONGEST_VALUE)))
         return plain if len(json.dumps(plain)) <= _LONGEST_VALUE else None
     except Exception:  # a list in itself, an integer of 5000 digits, an object whose methods raise
         return None
 
 
-def _as_json(value: Any) -> Any:
-    """numpy's and torch's scalars as numbers, tuples as lists."""
+def _as_json(value: Any, items: Iterator[int]) -> Any:
+    """numpy's and torch's scalars as numbers, tuples as lists. Raises OverflowError when ``items`` runs out."""
+    if next(items, None) is None:
+        raise OverflowError
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return _as_json(value.item())
-    if isinstance(value, (list, tuple, dict)) and len(value) > _LONGEST_VALUE:
-        return None
+        return _as_json(value.item(), items)
     if isinstance(value, (list, tuple)):
-        return [_as_json(item) for item in value]
+        return [_as_json(item, items) for item in value]
     if isinstance(value, dict):
-        return {str(key): _as_json(item) for key, item in value.items()}
+        return {str(key): _as_json(item, items) for key, item in value.items()}
     return None
 
 

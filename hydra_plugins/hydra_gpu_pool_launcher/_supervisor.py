@@ -20,6 +20,7 @@ from ._journal import DamagedReturnError, JournalReader, SweepFiles
 from ._link import Link, SupervisorGoneError
 from ._model import (
     JOB_ERRORS,
+    Cause,
     ConfigurationError,
     Job,
     JobCancelledError,
@@ -92,6 +93,7 @@ class Supervisor:
         self.busy = True
         with _Signals(link) as signals:
             try:
+                link.drain()
                 link.send({"request": request_to_json(request)})
                 with _opened(link, request.files) as journal:
                     display.begin(self.app.layout)
@@ -214,7 +216,7 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
     report = _journal.load_report(files, job.num)
     if end is not None and end["event"] == "stop":
         return Settled(error=JobCancelledError(job.num, job.overrides, f"was cancelled: {end['why']}"))
-    if end is not None and not end["by_itself"]:
+    if end is not None and not end["by_itself"] and (report is None or end["cause"] != Cause.CRASH.value):
         return Settled(error=JOB_ERRORS[end["error_type"]](job.num, job.overrides, end["error_text"]))
     if report is None:
         why = f"was lost: the supervisor was killed, or failed (see {files.supervisor_log})"
