@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from support import RunApp
 
-from hydra_plugins.hydra_gpu_pool_launcher import _process
+from hydra_plugins.hydra_gpu_pool_launcher import _family, _process
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
     """Orphans below a subreaper become its children: whatever a test forgets shows up here, and is ended."""
     _process.become_subreaper()
-    before = _process.children()
+    before = _family.children()
     yield
     gc.collect()  # a launcher whose sweep failed hangs on the frames of that failure, and its supervisor on it
-    left = _process.children() - before
+    left = _family.children() - before
     names = {pid: _command(pid) for pid in left if not _is_zombie(pid)}
     _process_end(left)
     assert not names, f"the test left processes behind: {names}"

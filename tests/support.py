@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,35 @@ def value(directory: Path, function: Any, **kwargs: Any) -> Any:
     if result.error is not None:
         raise result.error
     return result.value
+
+
+SWEEPER = """
+import os, threading
+from dataclasses import dataclass
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from omegaconf import OmegaConf
+
+@dataclass
+class Config:
+    _target_: str = "hydra_plugins.own_sweeper.OwnSweeper"
+
+ConfigStore.instance().store(group="hydra/sweeper", name="own", node=Config)
+
+class OwnSweeper(Sweeper):
+    def setup(self, **kwargs):
+        self.launcher = Plugins.instance().instantiate_launcher(**kwargs)
+
+    def sweep(self, arguments):
+"""
+
+
+def write_sweeper(directory: Path, sweep: str) -> None:
+    """A sweeper plugin for the apps of this directory, ``hydra/sweeper=own``, whose method ``sweep`` has this body."""
+    plugins = directory / "hydra_plugins"
+    plugins.mkdir(exist_ok=True)
+    (plugins / "own_sweeper.py").write_text(SWEEPER + textwrap.indent(textwrap.dedent(sweep), "        "))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support import RunApp
+from support import RunApp, write_sweeper
 
 DRIVER = """
 static int initialised;
@@ -81,30 +81,13 @@ def test_what_torch_and_jax_say_of_a_fork_is_heard(run_app: RunApp, modules: dic
     assert why in done.stderr.splitlines()[-1]
 
 
-BATCHES = """
-import hydra, sys
-from dataclasses import dataclass
-from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
-from hydra.plugins.sweeper import Sweeper
-
-@dataclass
-class Config:
-    _target_: str = "hydra_plugins.touching.TouchingSweeper"
-
-ConfigStore.instance().store(group="hydra/sweeper", name="touching", node=Config)
-
-class TouchingSweeper(Sweeper):
-    def setup(self, **kwargs):
-        self.launcher = Plugins.instance().instantiate_launcher(**kwargs)
-
-    def sweep(self, arguments):
-        import __main__
-        values = []
-        for batch in range(3):
-            values += [ret.return_value for ret in self.launcher.launch([["+x=1"], ["+x=2"]], 2 * batch)]
-            __main__.driver.cuInit(0)
-        print("VALUES", values)
+TOUCHING = """
+import __main__
+values = []
+for batch in range(3):
+    values += [ret.return_value for ret in self.launcher.launch([["+x=1"], ["+x=2"]], 2 * batch)]
+    __main__.driver.cuInit(0)
+print("VALUES", values)
 """
 
 
@@ -112,8 +95,7 @@ class TouchingSweeper(Sweeper):
 def test_cuda_initialised_between_batches_leaves_the_last_clean_supervisor_in_service(
     run_app: RunApp, tmp_path: Path
 ) -> None:
-    (tmp_path / "hydra_plugins").mkdir()
-    (tmp_path / "hydra_plugins/touching.py").write_text(BATCHES)
+    write_sweeper(tmp_path, TOUCHING)
     source = f"""{LOAD}
 import ctypes, hydra
 
@@ -124,7 +106,7 @@ def main(cfg):
 if __name__ == "__main__":
     main()
 """
-    done = run_app(source, "-m", "hydra/launcher=gpu_pool", "hydra/sweeper=touching", "hydra.launcher.gpus=[0,1]")
+    done = run_app(source, "-m", "hydra/launcher=gpu_pool", "hydra/sweeper=own", "hydra.launcher.gpus=[0,1]")
     assert f"VALUES {[(1, 3), (2, 3)] * 3}" in done.stdout, done.stderr
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support import LIMIT_S, RunApp
+from support import LIMIT_S, RunApp, write_sweeper
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 needs_optuna = pytest.mark.skipif(
@@ -45,39 +45,21 @@ print("done", torch.get_num_threads())
     assert done.stdout == "done 4\n", done.stderr
 
 
-SWEEPER = """
-import os, threading
-from dataclasses import dataclass
-from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
-from hydra.plugins.sweeper import Sweeper
-
-@dataclass
-class Config:
-    _target_: str = "hydra_plugins.computing.ComputingSweeper"
-
-ConfigStore.instance().store(group="hydra/sweeper", name="computing", node=Config)
-
-class ComputingSweeper(Sweeper):
-    def setup(self, **kwargs):
-        self.launcher = Plugins.instance().instantiate_launcher(**kwargs)
-
-    def sweep(self, arguments):
-        import __main__
-        values = []
-        for batch in range(3):
-            __main__.warm()
-            threading.Thread(target=threading.Event().wait, daemon=True).start()
-            os.environ["BATCH"] = str(batch)
-            values += [ret.return_value for ret in self.launcher.launch([["+x=1"], ["+x=2"]], 2 * batch)]
-        print("VALUES", values)
+COMPUTING = """
+import __main__
+values = []
+for batch in range(3):
+    __main__.warm()
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    os.environ["BATCH"] = str(batch)
+    values += [ret.return_value for ret in self.launcher.launch([["+x=1"], ["+x=2"]], 2 * batch)]
+print("VALUES", values)
 """
 
 
 @needs_torch
 def test_a_sweeper_may_compute_in_main_between_batches(run_app: RunApp, tmp_path: Path) -> None:
-    (tmp_path / "hydra_plugins").mkdir()
-    (tmp_path / "hydra_plugins/computing.py").write_text(SWEEPER)
+    write_sweeper(tmp_path, COMPUTING)
     source = f"""{WARM}
 import os, hydra
 
@@ -88,7 +70,7 @@ def main(cfg):
 if __name__ == "__main__":
     main()
 """
-    done = run_app(source, "-m", "hydra/launcher=gpu_pool", "hydra/sweeper=computing", "hydra.launcher.cpu_slots=2")
+    done = run_app(source, "-m", "hydra/launcher=gpu_pool", "hydra/sweeper=own", "hydra.launcher.cpu_slots=2")
     expected = [(4_000_000, 4, str(batch)) for batch in range(3) for _ in range(2)]
     assert f"VALUES {expected}" in done.stdout, done.stderr
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hydra_plugins.hydra_gpu_pool_launcher import ConfigurationError, _process
+from hydra_plugins.hydra_gpu_pool_launcher import ConfigurationError, _family, _process
+from hydra_plugins.hydra_gpu_pool_launcher._family import Family
 from hydra_plugins.hydra_gpu_pool_launcher._model import Exit
-from hydra_plugins.hydra_gpu_pool_launcher._process import Family
 
 
 class Gate:
@@ -43,7 +43,7 @@ def family() -> Iterator[Family]:
     """A family whose members, whatever a test did to them, are ended afterwards."""
     family = Family()
     yield family
-    _process.end_all_children(10)
+    _family.end_all_children(10)
 
 
 def leader(job: Callable[[], int]) -> Callable[[frozenset[int]], int]:
@@ -178,7 +178,7 @@ def test_a_daemon_of_a_running_leader_is_left_alone_when_another_ends(family: Fa
     def with_daemon() -> int:
         daemonize(ready=gate)
         checked.wait()
-        return len(_process.children())  # the daemon hangs on its leader, and lives
+        return len(_family.children())  # the daemon hangs on its leader, and lives
 
     family.start(0, leader(with_daemon))
     gate.wait()
@@ -203,7 +203,7 @@ def test_a_leader_is_gone_only_when_its_daemons_are(family: Family, gate: Gate) 
         steps.append(family.wait(None)[0])
     assert steps[-1][0] is not None
     assert steps[-1][0].code == 5
-    assert _process.children() == set()
+    assert _family.children() == set()
 
 
 def test_a_group_inside_a_daemon_is_ended_whole(family: Family, gate: Gate) -> None:
@@ -219,7 +219,7 @@ def test_a_group_inside_a_daemon_is_ended_whole(family: Family, gate: Gate) -> N
 
     family.start(0, leader(with_group))
     until_gone(family, 0)
-    assert _process.children() == set()
+    assert _family.children() == set()
 
 
 def test_killing_a_leader_ends_its_tree(family: Family, gate: Gate) -> None:
@@ -235,7 +235,7 @@ def test_killing_a_leader_ends_its_tree(family: Family, gate: Gate) -> None:
     gate.wait()
     family.kill(0)
     assert until_gone(family, 0)[0].signal == signal.SIGKILL
-    assert _process.children() == set()
+    assert _family.children() == set()
 
 
 def test_a_leader_that_is_killed_before_it_has_a_session_dies(family: Family, gate: Gate) -> None:
@@ -266,7 +266,7 @@ def test_what_cannot_be_killed_holds_up_its_own_leader_and_no_other(
 
     family.start(0, leader(with_daemon))
     with monkeypatch.context() as patch:
-        patch.setattr(_process, "_kill", lambda _: None)  # a daemon that SIGKILL does not end: it sleeps in the kernel
+        patch.setattr(_family, "_kill", lambda _: None)  # a daemon that SIGKILL does not end: it sleeps in the kernel
         assert family.wait(None)[0] == {0: None}
         family.start(1, leader(lambda: 0))
         assert set(until_gone(family, 1)) == {1}
@@ -301,7 +301,7 @@ def test_more_remnants_than_descriptors_are_ended_all_the_same(family: Family, g
         assert until_gone(family, 0)[0].code == 5
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert _process.children() == set()
+    assert _family.children() == set()
 
 
 def test_no_process_is_started_that_could_not_be_waited_for(family: Family, gate: Gate) -> None:
@@ -318,7 +318,7 @@ def test_no_process_is_started_that_could_not_be_waited_for(family: Family, gate
         for fd in taken:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert _process.children() == set()
+    assert _family.children() == set()
     assert _process.wait_readable([gate.read], 0) == []
 
 
@@ -334,13 +334,13 @@ def test_children_are_found_without_the_kernels_list_of_them(family: Family, mon
             raise FileNotFoundError(path)
         return open(path, *args, **kwargs)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(_process, "open", no_list, raising=False)
+    monkeypatch.setattr(_family, "open", no_list, raising=False)
     pids = {family.start(key, leader(pause)) for key in range(3)}
-    assert _process.children() == pids
+    assert _family.children() == pids
     for key in range(3):
         family.kill(key)
     until_gone(family, 0, 1, 2)
-    assert _process.children() == set()
+    assert _family.children() == set()
 
 
 def test_a_child_dies_with_its_parent(gate: Gate) -> None:
@@ -392,8 +392,8 @@ def test_ending_all_children_ends_what_falls_to_us_meanwhile(gate: Gate) -> None
 
     _process.fork(parent)
     gate.wait()
-    _process.end_all_children(10)
-    assert _process.children() == set()
+    _family.end_all_children(10)
+    assert _family.children() == set()
 
 
 def test_the_oom_score_is_raised_as_far_as_it_goes(family: Family) -> None:

@@ -31,6 +31,7 @@ ORDER = (
     "_job",
     "_result",
     "_interpreter",
+    "_family",
     "_process",
     "_display",
     "_journal",
@@ -53,6 +54,7 @@ PROCESS_MODULES = frozenset({"ctypes", "multiprocessing", "select", "subprocess"
 ALLOWED = {
     "_machine": {"subprocess", "os.killpg"},  # asks nvidia-smi, and ends it where a broken driver holds it
     "_interpreter": {"ctypes"},  # asks libcuda and libgomp
+    "_family": {"os.kill", "os.killpg", "os.wait4", "os.waitid", "os.waitpid"},  # is about nothing else
 }
 """What rooms other than _process do with processes all the same, and why."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import RunApp
+from support import RunApp, write_sweeper
 
 POOL = ("-m", "hydra/launcher=gpu_pool", "hydra.sweep.dir=sweep", "hydra.sweep.subdir=${hydra.job.num}")
 
@@ -45,38 +45,17 @@ def output(tmp_path: Path, num: int) -> str:
 
 # --- what comes back ---
 
-SWEEPER = """
-import os, threading
-from dataclasses import dataclass
-from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
-from hydra.plugins.sweeper import Sweeper
-from omegaconf import OmegaConf
-
-@dataclass
-class Config:
-    _target_: str = "hydra_plugins.batches.BatchSweeper"
-
-ConfigStore.instance().store(group="hydra/sweeper", name="batches", node=Config)
-
-class BatchSweeper(Sweeper):
-    def setup(self, **kwargs):
-        self.launcher = Plugins.instance().instantiate_launcher(**kwargs)
-
-    def sweep(self, arguments):
-        returns, self.numbers_from = [], 3
-        for start in (0, 3):
-            batch = [[*arguments, f"+x={{start + i}}"] for i in (1, 2, 3)]
-            if start:
-                self.between()
-            returns += self.launcher.launch(batch, initial_job_idx=start and self.numbers_from)
-        for ret in returns:
-            job = ret.hydra_cfg and ret.hydra_cfg.hydra.job
-            print("RETURN", list(ret.overrides), ret.status.name, repr(ret._return_value), ret.task_name,
-                  job and (job.id, job.num), flush=True)
-
-    def between(self):
+BATCHES = """
+returns, numbers_from = [], 3
+for start in (0, 3):
+    batch = [[*arguments, f"+x={{start + i}}"] for i in (1, 2, 3)]
+    if start:
 {between}
+    returns += self.launcher.launch(batch, initial_job_idx=start and numbers_from)
+for ret in returns:
+    job = ret.hydra_cfg and ret.hydra_cfg.hydra.job
+    print("RETURN", list(ret.overrides), ret.status.name, repr(ret._return_value), ret.task_name,
+          job and (job.id, job.num), flush=True)
 """
 
 
@@ -89,11 +68,9 @@ class RunBatches:
     def __call__(
         self, body: str, *arguments: str, between: str = "pass", before: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        plugins = self.run_app.directory / "hydra_plugins"
-        plugins.mkdir(exist_ok=True)
-        lines = "\n".join(f"        {line}" for line in between.splitlines())
-        (plugins / "batches.py").write_text(SWEEPER.format(between=lines))
-        return self.run_app(before + app(body), *POOL, "hydra/sweeper=batches", *arguments)
+        lines = textwrap.indent(textwrap.dedent(between), "        ")
+        write_sweeper(self.run_app.directory, BATCHES.format(between=lines))
+        return self.run_app(before + app(body), *POOL, "hydra/sweeper=own", *arguments)
 
 
 @pytest.fixture
@@ -190,7 +167,7 @@ os.makedirs("elsewhere"); os.chdir("elsewhere")"""
 
 
 def test_a_sweeper_that_gives_the_same_numbers_again_gets_no_old_results(run_batches: RunBatches) -> None:
-    lines = returns(run_batches("os._exit(7) if cfg.x == 4 else None\nreturn cfg.x", between="self.numbers_from = 0"))
+    lines = returns(run_batches("os._exit(7) if cfg.x == 4 else None\nreturn cfg.x", between="numbers_from = 0"))
     assert "COMPLETED 1 app" in lines[0]
     assert "ended with exit code 7" in lines[3]
     assert "COMPLETED 5 app ('1', 1)" in lines[4]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _interpreter, _job, _journal, _process
+from ._family import Family, end_all_children
 from ._journal import Journal, SweepFiles
 from ._model import Ending, Job, Layout, Report, Slot, Start, Stop
 from ._pool import Close, Died, Pool, Request
@@ -77,7 +78,7 @@ def be_guard(app: App, origin: Origin, mask: frozenset[int]) -> int:
     if supervisor_pidfd not in _process.wait_readable([supervisor_pidfd, origin.main_pidfd]):
         # Main is gone; the supervisor knows it too, and is given the time that it may take.
         _process.wait_readable([supervisor_pidfd], app.kill_grace_s + 2 * LOST_AFTER_S)
-    _process.end_all_children(LOST_AFTER_S)
+    end_all_children(LOST_AFTER_S)
     return 0
 
 
@@ -119,7 +120,7 @@ class _SystemWorld:
             origin.main_pidfd: "the main process is gone",
             guard_pidfd: "the guard process is gone",
         }
-        self._family = _process.Family()
+        self._family = Family()
         self._unread = b""
         self._request: Request | None = None
         self._journal: Journal | None = None

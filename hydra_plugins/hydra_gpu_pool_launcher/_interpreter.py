@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import _process
+from . import _family, _process
 
 _CUDA_ERROR_NOT_INITIALIZED = 3
 _OMP_PAUSE_HARD = 2
@@ -218,7 +218,7 @@ def _end_resource_tracker(of_the_app: int | None) -> None:
     pidfd = _process.pidfd_open(pid)
     os.close(tracker._fd)
     tracker._fd = tracker._pid = None
-    _process.kill_children(spare=pid)  # they hold its pipe too, and would be ended with the rest just after
+    _family.kill_children(spare=pid)  # they hold its pipe too, and would be ended with the rest just after
     _process.wait_readable([pidfd], _TRACKER_S)
     os.close(pidfd)
 

@@ -26,7 +26,7 @@ from ._machine import cores
 from ._model import ConfigurationError, Job, Layout, Settings
 from ._pool import Request
 from ._process import require_pidfd
-from ._result import Result
+from ._result import Body, Result
 from ._settings import checked
 from ._supervisor import Supervisor, settle, with_remote_traceback
 
@@ -46,7 +46,6 @@ class Sweep:
         for line in lines:
             say(line)
         # Resolved before the fork: ${now:...} is kept in the config from then on, and a job must not ask again.
-        self._config = config
         self._sweep_dir = str(config.hydra.sweep.dir)
         self._launches = 0
         self._used: set[SweepFiles] = set()
@@ -83,7 +82,7 @@ def _close_previous() -> None:
             _supervisors.discard(supervisor)
 
 
-def start_supervisor(body: Any, layout: Layout, settings: Settings) -> Supervisor:
+def start_supervisor(body: Body, layout: Layout, settings: Settings) -> Supervisor:
     """A supervisor for this app, forked from it as it is now. Raises ConfigurationError where that is not safe."""
     threads = other_threads()
     if threads:
