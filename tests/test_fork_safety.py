@@ -168,4 +168,4 @@ else:
     done = run_app(source)
     if done.stdout == "no driver\n":
         pytest.skip("there is no GPU driver here")
-    assert done.stdout == "None\nthe CUDA driver is initialised\n", done.stderr
+    assert done.stdout == "None\nthe CUDA driver is initialised in it, and no fork of it can use a GPU\n", done.stderr

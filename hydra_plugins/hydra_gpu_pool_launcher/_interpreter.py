@@ -49,14 +49,14 @@ def cuda_state() -> str | None:
     except OSError:
         return None
     initialised = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_ERROR_NOT_INITIALIZED
-    return "the CUDA driver is initialised" if initialised else None
+    return "the CUDA driver is initialised in it, and no fork of it can use a GPU" if initialised else None
 
 
 def jax_state() -> str | None:
     """A clause that says that JAX has started its threads here, without which its fork would hang; None: it has not."""
     bridge = sys.modules.get("jax._src.xla_bridge")
     if bridge is not None and bridge.backends_are_initialized():
-        return "a JAX backend is initialised"
+        return "a JAX backend is initialised in it, and no fork of it has that backend's threads"
     return None
 
 

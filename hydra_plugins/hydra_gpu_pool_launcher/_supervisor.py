@@ -56,9 +56,8 @@ class Supervisor:
         state = _interpreter.jax_state() or (None if self.app.layout.on_cpu else _interpreter.cuda_state())
         if state is not None:
             raise ConfigurationError(
-                f"gpu_pool cannot fork jobs from this process: {state} in it, and a forked process cannot use the GPU "
-                "then; move what touches the GPU (torch.cuda.is_available() does) from the top of the script into the "
-                "task function."
+                f"gpu_pool cannot fork jobs from this process: {state}; move what initialises it "
+                "(torch.cuda.is_available() is enough) from the top of the script into the task function."
             )
         link = _link.start(self.app)
         if link.ready["torch_refuses_fork"] and not self.app.layout.on_cpu:
