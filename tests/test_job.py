@@ -413,7 +413,7 @@ def test_what_a_job_registers_for_its_exit_runs_after_its_threads(tmp_path: Path
     def job() -> str:
         def late() -> None:
             started.wait()
-            print("thread")
+            sys.stdout.write("thread\n")  # in one: print would write its newline apart
 
         started = threading.Event()
         threading.Thread(target=late).start()
@@ -422,7 +422,7 @@ def test_what_a_job_registers_for_its_exit_runs_after_its_threads(tmp_path: Path
         weakref.finalize(holder, print, "finalize")
         multiprocessing.util.Finalize(None, print, args=("multiprocessing",), exitpriority=1)
         executor = ThreadPoolExecutor()
-        executor.submit(lambda: (started.wait(), print("executor")))
+        executor.submit(lambda: (started.wait(), sys.stdout.write("executor\n")))
         keep.append((holder, executor))
         print("returned")
         started.set()
