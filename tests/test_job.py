@@ -212,7 +212,12 @@ def test_a_log_is_whole_whatever_is_printed_and_however_the_job_dies(tmp_path: P
         if x == 2:
             os._exit(1)
 
-    for result in outcomes(tmp_path, job, *({"x": x} for x in range(3))):
+    libc = ctypes.CDLL(None)
+    stdout, fully, not_at_all = ctypes.c_void_p.in_dll(libc, "stdout"), 0, 2
+    libc.setvbuf(stdout, None, fully, ctypes.c_size_t(1 << 16))  # as it is where nobody has set PYTHONUNBUFFERED
+    results = outcomes(tmp_path, job, *({"x": x} for x in range(3)))
+    libc.setvbuf(stdout, None, not_at_all, ctypes.c_size_t(0))
+    for result in results:
         log = Path(result.log).read_text()
         for i in range(300):
             assert f"p{i} " in log
@@ -412,28 +417,31 @@ def test_processes_that_the_app_started_before_are_left_alone(tmp_path: Path) ->
 def test_what_a_job_registers_for_its_exit_runs_after_its_threads(tmp_path: Path) -> None:
     def job() -> str:
         def late() -> None:
-            started.wait()
+            threading.main_thread().join()  # that is, until the interpreter would wait for us
             sys.stdout.write("thread\n")  # in one: print would write its newline apart
 
-        started = threading.Event()
+        def later() -> None:
+            shutting_down.wait()
+            sys.stdout.write("executor\n")
+
+        shutting_down = threading.Event()
+        threading._register_atexit(shutting_down.set)  # type: ignore[attr-defined]
         threading.Thread(target=late).start()
         atexit.register(print, "atexit")
         holder = type("Holder", (), {})()
         weakref.finalize(holder, print, "finalize")
         multiprocessing.util.Finalize(None, print, args=("multiprocessing",), exitpriority=1)
         executor = ThreadPoolExecutor()
-        executor.submit(lambda: (started.wait(), sys.stdout.write("executor\n")))
+        executor.submit(later)
         keep.append((holder, executor))
         print("returned")
-        started.set()
         return "value"
 
     keep: list[Any] = []
     result = outcome(tmp_path, job)
     lines = Path(result.log).read_text().splitlines()
     assert result.value == "value"
-    assert lines[0] == "returned"
-    assert set(lines[1:3]) == {"thread", "executor"}
+    assert lines[:3] == ["returned", "executor", "thread"]
     assert set(lines[3:]) == {"atexit", "finalize", "multiprocessing"}
 
 

@@ -447,6 +447,24 @@ def test_a_deadly_sigpipe_in_the_app_is_not_deadly_for_the_sweep(start_app: Star
     app.assert_nothing_is_left()
 
 
+def test_a_fork_of_main_that_outlives_it_does_not_keep_the_sweep_alive(start_app: StartApp) -> None:
+    """It holds main's end of everything: only a pidfd tells that main itself is gone."""
+    app = start_app(
+        RUN.format(grace=0.2, job="sleeping"),
+        before="def fork(*_):\n    if os.fork() == 0:\n        report('fork')\n        signal.pause()\n"
+        "signal.signal(signal.SIGUSR1, fork)",
+    )
+    app.wait_for_jobs(2)
+    jobs = list(app.pidfds)
+    app.process.send_signal(signal.SIGUSR1)
+    fork = int(app.report().split()[0])
+    app.process.kill()
+    for pidfd in jobs:
+        assert _process.wait_readable([pidfd], LIMIT_S), "a job outlived main"
+    os.kill(fork, signal.SIGKILL)
+    app.assert_nothing_is_left()
+
+
 def test_jobs_may_end_politely_although_sigpipe_is_deadly_and_main_was_killed(start_app: StartApp) -> None:
     app = start_app(
         "def job(x):\n"
@@ -486,19 +504,20 @@ goes_on, waits = socket.socketpair()
 def first():
     job_is_up.send(b'x')
     waits.recv(1)
+files = []
 def inner(x):
-    return x
-def second():
-    files = [open(f'file{i}', 'w') for i in range(10)]
-    values = [o.value for o in GpuPool(cpu_slots=1, dir='inner', progress='none').map(inner, [{'x': 1}, {'x': 2}])]
     for file in files:
         file.write('whole')
-        file.close()
+        file.flush()
+    return x
+def second():
+    files.extend(open(f'file{i}', 'w') for i in range(10))
+    values = [o.value for o in GpuPool(cpu_slots=1, dir='inner', progress='none').map(inner, [{'x': 1}])]
     return values, [open(f'file{i}').read() for i in range(10)] == ['whole'] * 10
 """,
     )
     out, err = app.process.communicate(timeout=LIMIT_S)
-    assert out == "[(([1, 2], True), None)]\n", err
+    assert out == "[(([1], True), None)]\n", err
 
 
 def test_an_answer_finds_room_however_many_doorbells_nobody_heard() -> None:
