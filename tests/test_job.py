@@ -400,6 +400,30 @@ def test_what_a_job_leaves_behind_is_gone_before_its_slot_is_used_again(
     os.close(write)
 
 
+def test_a_daemon_of_a_running_job_is_left_alone_when_another_job_ends(tmp_path: Path) -> None:
+    up, ended = os.pipe(), os.pipe()
+
+    def job(x: int) -> bool:
+        if x == 1:  # ends while the daemon runs, and is followed by job 2
+            os.read(up[0], 1)
+            return True
+        if x == 2:
+            os.write(ended[1], b"x")
+            return True
+        told = os.pipe()
+        daemonize(lambda: (os.write(told[1], str(os.getpid()).encode()), sleeper()))
+        daemon = int(os.read(told[0], 20))
+        os.write(up[1], b"x")
+        os.read(ended[0], 1)
+        os.kill(daemon, 0)  # raises where there is no such process
+        return "State:\tZ" not in Path(f"/proc/{daemon}/status").read_text()
+
+    results = outcomes(tmp_path, job, *({"x": x} for x in range(3)), cpu_slots=2)
+    for fd in (*up, *ended):
+        os.close(fd)
+    assert [o.value for o in results] == [True, True, True], results[0].error
+
+
 def test_a_slot_is_free_at_once_although_a_grandchild_holds_the_jobs_pipes(tmp_path: Path) -> None:
     assert [o.value for o in outcomes(tmp_path, lambda x: fork_sleeper() + x, {"x": 0}, {"x": 1}, cpu_slots=1)] == [
         0,

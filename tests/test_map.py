@@ -11,6 +11,7 @@ import pickle
 import signal
 import sys
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -397,3 +398,28 @@ def test_a_result_that_the_supervisor_could_not_read_is_not_lost(
     main, load = os.getpid(), _journal.load_report
     monkeypatch.setattr(_journal, "load_report", lambda *args: load(*args) if os.getpid() == main else None)
     assert outcome(tmp_path, lambda: 5).value == 5
+
+
+class Tensor:
+    """As torch's own is, on a GPU: it can be sent only when it has been copied to the CPU."""
+
+    def __init__(self, device: str) -> None:
+        self.device = types.SimpleNamespace(type=device)
+
+    def detach(self) -> Tensor:
+        return self
+
+    def cpu(self) -> Tensor:
+        return Tensor("cpu")
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        if self.device.type != "cpu":
+            raise RuntimeError("to load this, main would have to initialise CUDA")
+        return Tensor, ("cpu",)
+
+
+def test_a_tensor_on_a_gpu_arrives_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor))  # type: ignore[arg-type]
+    result = outcome(tmp_path, lambda: {"weights": [Tensor("cuda")]})
+    assert result.error is None
+    assert result.value["weights"][0].device.type == "cpu"

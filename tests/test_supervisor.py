@@ -463,6 +463,7 @@ def test_a_fork_of_main_that_outlives_it_does_not_keep_the_sweep_alive(start_app
         assert _process.wait_readable([pidfd], LIMIT_S), "a job outlived main"
     os.kill(fork, signal.SIGKILL)
     app.assert_nothing_is_left()
+    assert app.ends()[0] == ("CANCELLED", "was cancelled: the main process is gone")
 
 
 def test_jobs_may_end_politely_although_sigpipe_is_deadly_and_main_was_killed(start_app: StartApp) -> None:
