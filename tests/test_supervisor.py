@@ -246,6 +246,17 @@ def test_ctrl_c_reaches_the_jobs_as_an_interrupt_and_main_as_one(start_app: Star
     app.assert_nothing_is_left()
 
 
+def test_a_person_is_told_what_ctrl_c_does_and_what_was_not_started(start_app: StartApp) -> None:
+    app = start_app(RUN.format(grace=60, job="sleeping"))
+    app.wait_for_jobs(2)
+    app.process.send_signal(signal.SIGINT)
+    _, err = app.process.communicate(timeout=LIMIT_S)
+    assert err.count("Ctrl-C (SIGINT to the main process): stopping 2 jobs; in 60 s they are killed\n") == 1
+    assert err.count("1 queued jobs were not started: Ctrl-C (SIGINT to the main process)\n") == 1
+    assert err.count("job 2 ") == 0
+    assert "3 CANCELLED:\n" in err
+
+
 def test_a_second_ctrl_c_kills_without_waiting_for_the_grace_to_end(start_app: StartApp) -> None:
     app = start_app(RUN.format(grace=1e6, job="deaf"))
     app.wait_for_jobs(2)

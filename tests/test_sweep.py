@@ -193,6 +193,17 @@ os.waitid(os.P_PID, int(guard), os.WEXITED | os.WNOWAIT)"""
     assert ["COMPLETED" in line for line in lines] == [True] * 6
 
 
+@pytest.mark.parametrize(
+    ("between", "supervisors"),
+    [("pass", 2), ("threading.Thread(target=threading.Event().wait, daemon=True).start()", 1)],
+)
+def test_the_supervisor_is_forked_anew_for_each_batch_while_main_is_clean(
+    run_batches: RunBatches, between: str, supervisors: int
+) -> None:
+    lines = returns(run_batches("return os.getppid()", between=between))
+    assert len({line.split(" COMPLETED ")[1].split()[0] for line in lines}) == supervisors
+
+
 def test_threads_in_main_at_setup_are_named_in_one_warning(run_app: RunApp) -> None:
     source = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='logger').start()\n"
     done = run_app(source + app("return 1"), *POOL, "+x=1,2")
