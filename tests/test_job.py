@@ -411,7 +411,12 @@ def test_a_daemon_of_a_running_job_is_left_alone_when_another_job_ends(tmp_path:
             os.write(ended[1], b"x")
             return True
         told = os.pipe()
-        daemonize(lambda: os.write(told[1], str(os.getpid()).encode()) and sleeper())
+
+        def daemon_process() -> None:
+            os.write(told[1], str(os.getpid()).encode())
+            sleeper()
+
+        daemonize(daemon_process)
         daemon = int(os.read(told[0], 20))
         os.write(up[1], b"x")
         os.read(ended[0], 1)

@@ -251,8 +251,8 @@ def test_a_person_is_told_what_ctrl_c_does_and_what_was_not_started(start_app: S
     app.wait_for_jobs(2)
     app.process.send_signal(signal.SIGINT)
     _, err = app.process.communicate(timeout=LIMIT_S)
-    assert err.count("Ctrl-C (SIGINT to the main process): stopping 2 jobs; in 60 s they are killed\n") == 1
-    assert err.count("1 queued jobs were not started: Ctrl-C (SIGINT to the main process)\n") == 1
+    assert err.count("Ctrl-C (SIGINT to the main process): stopping 2 jobs, killed in 60 s\n") == 1
+    assert err.count("not started: 1 queued job: Ctrl-C (SIGINT to the main process)\n") == 1
     assert err.count("job 2 ") == 0
     assert "3 CANCELLED:\n" in err
 

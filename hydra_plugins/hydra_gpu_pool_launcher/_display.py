@@ -102,9 +102,8 @@ class Lines:
 
     def begin(self, layout: Layout) -> None:
         """What is about to run where. That these lines are not there tells that another launcher was chosen."""
-        jobs = "1 job" if len(self.jobs) == 1 else f"{len(self.jobs)} jobs"
         where = "CPU slots" if layout.on_cpu else "GPU " + ", ".join(device.label for device in layout.devices)
-        say(f"gpu_pool: {jobs}, {layout.jobs_at_once} at once, on {where}")
+        say(f"gpu_pool: {_count(len(self.jobs), 'job')}, {layout.jobs_at_once} at once, on {where}")
         say(f"what a job prints goes to {_from_here(self.files.output('NUMBER'))}")
 
     def show(self, event: dict[str, Any]) -> None:
@@ -116,8 +115,8 @@ class Lines:
         elif event["event"] == "stop" and not self._stopping:
             self._stopping = True
             left = len(self._slots.keys() - self._ends.keys())
-            say(f"{event['why']}: stopping {left} jobs; in {self.kill_grace_s:g} s they are killed", logging.WARNING)
-            say("Ctrl-C, once more, kills them now", logging.WARNING)
+            say(f"{event['why']}: stopping {_count(left, 'job')}, killed in {self.kill_grace_s:g} s", logging.WARNING)
+            say("Ctrl-C, once more, kills now", logging.WARNING)
         elif event["event"] == "end":
             self._ends[event["job"]] = event
             if event["attempt"]:
@@ -135,7 +134,7 @@ class Lines:
         unstarted = [end for end in self._ends.values() if not end["attempt"]]
         if unstarted:
             why = _error(unstarted[0]).removesuffix("; it was not started")
-            say(f"{len(unstarted)} queued jobs were not started: {why}", logging.ERROR)
+            say(f"not started: {_count(len(unstarted), 'queued job')}: {why}", logging.ERROR)
         rows = [["#", "overrides", "status", "value", "seconds", "gpu.slot"]]
         for job, differing in zip(self.jobs, differing_overrides(self.jobs), strict=True):
             end = self._ends.get(job.num, {"status": "LOST", "error_text": "the supervisor was killed"})
@@ -160,6 +159,10 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(f"  {line}".rstrip() for line in lines)
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _error(event: dict[str, Any]) -> str:
