@@ -102,7 +102,9 @@ class Lines:
 
     def begin(self, layout: Layout) -> None:
         """What is about to run where. That these lines are not there tells that another launcher was chosen."""
-        where = "CPU slots" if layout.on_cpu else "GPU " + ", ".join(device.label for device in layout.devices)
+        labels = [device.label for device in layout.devices]
+        gpus = ("GPU " if labels[0].isdigit() else "") + ", ".join(labels)  # a name has the word in itself
+        where = "CPU slots" if layout.on_cpu else gpus
         say(f"gpu_pool: {_count(len(self.jobs), 'job')}, {layout.jobs_at_once} at once, on {where}")
         say(f"what a job prints goes to {_from_here(self.files.output('NUMBER'))}")
 
