@@ -547,10 +547,15 @@ memory.unlink()
     assert done.stdout == "7 True\n", done.stderr
 
 
-def test_exit_hooks_run_although_one_before_them_is_interrupted(tmp_path: Path) -> None:
+def test_exit_hooks_run_although_the_wait_for_threads_before_them_is_interrupted(tmp_path: Path) -> None:
     def job() -> int:
+        def interrupt() -> None:
+            threading.main_thread().join()  # that is, until the interpreter waits for us
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait()
+
+        threading.Thread(target=interrupt).start()
         atexit.register(print, "last hook")
-        atexit.register(os.kill, os.getpid(), signal.SIGINT)
         return 1
 
     result = outcome(tmp_path, job)
