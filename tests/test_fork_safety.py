@@ -122,7 +122,7 @@ class Odd(logging.Handler):
     def acquire(self, *_):
         pass
 
-    release = acquire
+    release = __enter__ = __exit__ = acquire
 
     def emit(self, record):
         pass
