@@ -548,19 +548,17 @@ memory.unlink()
     assert done.stdout == "7 True\n", done.stderr
 
 
-def test_exit_hooks_run_although_the_wait_for_threads_before_them_is_interrupted(tmp_path: Path) -> None:
-    def job() -> int:
-        def interrupt() -> None:
-            shutting_down.wait()
-            os.kill(os.getpid(), signal.SIGINT)
-            threading.Event().wait()
+def test_exit_hooks_run_although_the_wait_for_threads_before_them_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
 
-        shutting_down = threading.Event()
-        threading._register_atexit(shutting_down.set)  # type: ignore[attr-defined]
-        threading.Thread(target=interrupt).start()
+    def job() -> int:
         atexit.register(print, "last hook")
         return 1
 
+    monkeypatch.setattr(threading, "_shutdown", interrupted)
     result = outcome(tmp_path, job)
     assert result.value == 1
     assert "last hook" in Path(result.log).read_text()
