@@ -19,17 +19,20 @@ from hydra_plugins.hydra_gpu_pool_launcher._model import (
     Exit,
     Job,
     Layout,
+    Policy,
     Report,
     Start,
     Status,
     Stop,
 )
 from hydra_plugins.hydra_gpu_pool_launcher._pool import Close, Died, Pool, Request
-from hydra_plugins.hydra_gpu_pool_launcher._schedule import LOST_AFTER_S, Schedule
+from hydra_plugins.hydra_gpu_pool_launcher._schedule import Schedule
+from hydra_plugins.hydra_gpu_pool_launcher._verdict import LOST_AFTER_S
 
 GRACE_S = 30.0
 WELL = Exit(code=0, signal=None, cpu_s=1.5, peak_mb=120.04)
 KILLED = Exit(code=None, signal=signal.SIGKILL, cpu_s=0.5, peak_mb=60.0)
+PATIENT = Policy(GRACE_S)
 DONE = Report(Status.COMPLETED, None, None, 0.5, "sha")
 CTRL_C = Stop("Ctrl-C", signal.SIGINT)
 
@@ -41,13 +44,15 @@ class Script:
     """A world with a written-down future, which keeps a list of all that is asked of it, in order.
 
     ``future``: what happens when, in order. ``reports``: what is on disk for a job, and since when. ``refusals``: how
-    often the system refuses to start a job. ``taken``: what ``open`` says to a request.
+    often the system refuses to start a job. ``taken``: what ``open`` says to a request. ``full``: from when
+    to when, and why, nothing can be recorded.
     """
 
     future: list[tuple[float, Happening]]
     reports: Mapping[int, tuple[float, Report]] = field(default_factory=dict)
     refusals: dict[int, int] = field(default_factory=dict)
     taken: list[str | None] = field(default_factory=list)
+    full: Sequence[tuple[float, float, str]] = ()
     calls: list[str] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)  # of the journal
     clock: float = 0.0
@@ -80,6 +85,12 @@ class Script:
     def record(self, event: str, **facts: Any) -> None:
         self.calls.append(f"record {event}" + (f" {facts['job']}" if "job" in facts else ""))
         self.lines.append({"event": event, "at": self.clock, **facts})
+
+    def blocked(self) -> str | None:
+        return next((why for since, until, why in self.full if since <= self.clock < until), None)
+
+    def warn(self, text: str) -> None:
+        self.calls.append(f"warn: {text}")
 
     def ring(self) -> None:
         self.calls.append("ring")
@@ -121,10 +132,10 @@ def request(*nums: int) -> Request:
     return Request(tuple(Job(num, (f"x={num}",)) for num in nums), SweepFiles("/sweep"), {}, "/", fresh=True)
 
 
-def play(world: Script, slots: int = 1, devices: Sequence[str] = ("0",)) -> Script:
+def play(world: Script, slots: int = 1, devices: Sequence[str] = ("0",), policy: Policy = PATIENT) -> Script:
     """Serve until the end of the script, and give the world back."""
     layout = Layout(tuple(map(Device, devices)), slots)
-    Pool(Schedule(layout, GRACE_S), world).serve()
+    Pool(Schedule(layout, policy), world).serve()
     assert not world.future, "the loop has left something unheard"
     return world
 

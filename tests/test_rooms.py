@@ -28,6 +28,7 @@ ORDER = (
     "_guard",
     "_pool",
     "_schedule",
+    "_verdict",
     "_job",
     "_result",
     "_interpreter",

@@ -440,7 +440,11 @@ def test_a_sweep_whose_directory_is_removed_ends_all_the_same(start_app: StartAp
         before="import shutil\ndef job(x): return shutil.rmtree('sweep') if x == 1 else x",
     )
     out, err = app.process.communicate(timeout=LIMIT_S)
-    assert out.endswith("['JobLostError', 'JobCrashedError', 'NoneType']\n"), (out, err)
+    assert out.endswith("['JobLostError', 'NoneType', 'NoneType']\n"), (out, err)
+    assert (
+        err.count("sweep/.gpu_pool was removed: it is made anew, and the sweep goes on without what was in it\n") == 1
+    )
+    assert set(app.ends()) == {1, 2}
     app.assert_nothing_is_left()
 
 

@@ -144,7 +144,7 @@ def visibility(layout: Layout, slots: tuple[Slot, ...], environ: Mapping[str, st
 
     To be set before any code of the user runs: CUDA reads them once.
     """
-    entries = ",".join(layout.devices[slot.device].entry for slot in slots)
+    entries = ",".join(dict.fromkeys(layout.devices[slot.device].entry for slot in slots))
     variables = {
         "CUDA_VISIBLE_DEVICES": entries,
         "GPU_POOL_GPUS": entries,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ._journal import SweepFiles
-from ._model import JOB_ERRORS, Job, Layout, Settings, Status
+from ._model import JOB_ERRORS, Cause, Job, Layout, Settings, Status
 
 _log = logging.getLogger("gpu_pool")
 
@@ -113,16 +113,29 @@ class Lines:
         if event["event"] == "start":
             num = event["job"]
             self._slots[num] = ",".join(event["slots"])
-            say(f"{self._by_number[num]} started in slot {self._slots[num]}, pid {event['pid']}")
-        elif event["event"] == "stop" and not self._stopping:
-            self._stopping = True
-            left = len(self._slots.keys() - self._ends.keys())
-            say(f"{event['why']}: stopping {_count(left, 'job')}, killed in {self.kill_grace_s:g} s", logging.WARNING)
-            say("Ctrl-C, once more, kills now", logging.WARNING)
+            again = f", try {event['attempt']}" if event["attempt"] > 1 else ""
+            say(f"{self._by_number[num]} started in slot {self._slots[num]}, pid {event['pid']}{again}")
+        elif event["event"] == "stop":
+            self._stops(event)
+        elif event["event"] == "retry":
+            job, num = self._by_number[event["job"]], event["attempt"]
+            say(f"{job} FAILED, try {num}, and has another: {_error(event)}", logging.WARNING)
         elif event["event"] == "end":
             self._ends[event["job"]] = event
             if event["attempt"]:
                 self._ended(event)
+
+    def _stops(self, event: dict[str, Any]) -> None:
+        """One line for a job that is stopped alone, and one for all that are stopped together."""
+        if event["cause"] == Cause.TIMEOUT.value:
+            job = self._by_number[event["job"]]
+            say(f"{job} {event['why']}: stopping it, killed in {self.kill_grace_s:g} s", logging.WARNING)
+        elif not self._stopping:
+            self._stopping = True
+            left = len(self._slots.keys() - self._ends.keys())
+            say(f"{event['why']}: stopping {_count(left, 'job')}, killed in {self.kill_grace_s:g} s", logging.WARNING)
+            if "the main process" in event["why"]:  # which counts the signals that it gets
+                say("Ctrl-C, once more, kills now", logging.WARNING)
 
     def _ended(self, event: dict[str, Any]) -> None:
         job = f"{self._by_number[event['job']]} {event['status']}"
@@ -137,13 +150,15 @@ class Lines:
         if unstarted:
             why = _error(unstarted[0]).removesuffix("; it was not started")
             say(f"not started: {_count(len(unstarted), 'queued job')}: {why}", logging.ERROR)
-        rows = [["#", "overrides", "status", "value", "seconds", "gpu.slot"]]
+        tried = any(end["attempt"] > 1 for end in self._ends.values())
+        rows = [["#", "overrides", "status", "value", "seconds", "gpu.slot", *(["tries"] if tried else [])]]
         for job, differing in zip(self.jobs, differing_overrides(self.jobs), strict=True):
             end = self._ends.get(job.num, {"status": "LOST", "error_text": "the supervisor was killed"})
             seconds = f"{end['seconds']:.1f}" if "seconds" in end else ""
             value = _text(end["value"]) if end["status"] == Status.COMPLETED.value else _error(end)
-            slot = self._slots.get(job.num, "")
-            rows.append([str(job.num), " ".join(differing), end["status"], _cut(value, _WIDEST), seconds, slot])
+            row = [str(job.num), " ".join(differing), end["status"], _cut(value, _WIDEST), seconds]
+            tries = [str(end.get("attempt", ""))] if tried else []
+            rows.append([*row, self._slots.get(job.num, ""), *tries])
         counts = Counter(row[2] for row in rows[1:])
         say(", ".join(f"{count} {status}" for status, count in sorted(counts.items())) + ":\n" + table(rows))
 

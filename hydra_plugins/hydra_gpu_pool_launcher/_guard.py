@@ -21,10 +21,11 @@ from typing import Any
 from . import _interpreter, _job, _journal, _process
 from ._family import Family, end_all_children
 from ._journal import Journal, SweepFiles
-from ._model import Ending, Job, Layout, Report, Slot, Start, Stop
+from ._model import ConfigurationError, Ending, Job, Layout, Policy, Report, Slot, Start, Stop
 from ._pool import Close, Died, Pool, Request
 from ._result import Body
-from ._schedule import LOST_AFTER_S, Schedule
+from ._schedule import Schedule
+from ._verdict import LOST_AFTER_S
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class App:
 
     body: Body
     layout: Layout
-    kill_grace_s: float
+    policy: Policy
     threads_per_job: int | None  # None: cores / jobs at once
     cores: int
     devices: Callable[[Sequence[Slot], Mapping[str, str]], dict[str, str]]
@@ -77,7 +78,7 @@ def be_guard(app: App, origin: Origin, mask: frozenset[int]) -> int:
     os.close(origin.channel)
     if supervisor_pidfd not in _process.wait_readable([supervisor_pidfd, origin.main_pidfd]):
         # Main is gone; the supervisor knows it too, and is given the time that it may take.
-        _process.wait_readable([supervisor_pidfd], app.kill_grace_s + 2 * LOST_AFTER_S)
+        _process.wait_readable([supervisor_pidfd], app.policy.kill_grace_s + 2 * LOST_AFTER_S)
     end_all_children(LOST_AFTER_S)
     return 0
 
@@ -87,17 +88,18 @@ def be_guard(app: App, origin: Origin, mask: frozenset[int]) -> int:
 
 def _be_supervisor(app: App, origin: Origin, guard_pidfd: int, mask: frozenset[int]) -> int:
     """Serve requests. Runs in the supervisor's process, where no code of the app runs, ever."""
-    handled = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
-    of_the_app = _process.silence_handlers()
+    handled = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, _job.UNSAVED}
+    of_the_app = _process.silence_handlers(_job.UNSAVED)
     wakeup = _process.wakeup_pipe()
     for signum in handled:
         signal.signal(signum, lambda *_: None)  # seen through the pipe
     signal.pthread_sigmask(signal.SIG_SETMASK, mask - handled)
     _process.become_subreaper()
-    world = _SystemWorld(app, origin, wakeup, guard_pidfd, of_the_app)
+    stopping = handled - {_job.UNSAVED}
+    world = _SystemWorld(app, origin, wakeup, guard_pidfd, of_the_app, mask - stopping)
     _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 2)  # until it has a log, and never a terminal
     world.tell({"pid": os.getpid(), "torch_refuses_fork": _interpreter.torch_refuses_fork()})
-    Pool(Schedule(app.layout, app.kill_grace_s), world).serve()
+    Pool(Schedule(app.layout, app.policy), world).serve()
     return 0
 
 
@@ -110,9 +112,11 @@ class _SystemWorld:
         origin: Origin,
         wakeup: tuple[int, int],
         guard_pidfd: int,
-        handlers_of_the_app: Mapping[int, _process.Handler],
+        handlers_of_the_app: Mapping[int, _process.Action],
+        mask_of_the_app: frozenset[int],
     ) -> None:
         self._app = app
+        self._mask_of_the_app = mask_of_the_app
         self._handlers_of_the_app = handlers_of_the_app
         self._origin = origin
         self._wakeup = wakeup
@@ -125,6 +129,7 @@ class _SystemWorld:
         self._request: Request | None = None
         self._journal: Journal | None = None
         self._lock: int | None = None
+        self._said_unsaved = False  # in this launch
         self._over: set[int] = set()  # of the channel and the lifelines: those that have told all they can
 
     def now(self) -> float:
@@ -141,8 +146,11 @@ class _SystemWorld:
             if fd == self._origin.channel:
                 events += self._from_main()
             elif fd == self._wakeup[0]:
-                names = sorted({signal.Signals(number).name for number in os.read(fd, 64)})
-                events += [Stop(f"{' and '.join(names)} to the supervisor", signal.SIGTERM), Close()]
+                numbers = set(os.read(fd, 64))
+                if _job.UNSAVED in numbers:
+                    self._tell_of_unsaved()
+                if names := sorted(signal.Signals(number).name for number in numbers - {_job.UNSAVED}):
+                    events += [Stop(f"{' and '.join(names)} to the supervisor", signal.SIGTERM), Close()]
             else:
                 self._over.add(fd)
                 events += [Stop(self._lifelines[fd], signal.SIGTERM), Close()]
@@ -161,17 +169,21 @@ class _SystemWorld:
 
     def open(self, request: Request) -> None:
         if self._request is None or self._request.files != request.files:
-            self._close_files()
-            self._lock = _journal.claim(request.files, self._origin.main, request.fresh)
-            try:
-                _process.redirect(_journal.open_to_append(request.files.supervisor_log), 1, 2)
-                self._journal = _journal.begin(request.files)
-            except OSError as error:
-                raise _journal.cannot_be_written(request.files, error) from error
+            self._take_directory(request.files, request.fresh)
         assert self._journal is not None
+        self._said_unsaved = False
         self._request = request
         # Main reads only now, and from here: until then, the file may be that of an earlier sweep.
         self.tell({"opened": os.fstat(self._journal.fd).st_size})
+
+    def _take_directory(self, files: SweepFiles, fresh: bool) -> None:
+        self._close_files()
+        self._lock = _journal.claim(files, self._origin.main, fresh)
+        try:
+            _process.redirect(_journal.open_to_append(files.supervisor_log), 1, 2)
+            self._journal = _journal.begin(files)
+        except OSError as error:
+            raise _journal.cannot_be_written(files, error) from error
 
     def _close_files(self) -> None:
         if self._journal is not None:
@@ -197,13 +209,42 @@ class _SystemWorld:
 
     def record(self, event: str, **facts: Any) -> None:
         assert self._journal is not None
+        if self._journal.removed:
+            self.blocked()
         self._journal.append(event, **facts)
+
+    def blocked(self) -> str | None:
+        if self._journal is None or self._request is None:
+            return None
+        files = self._request.files
+        try:
+            self._journal.pay()
+            if self._journal.removed:
+                request = self._request
+                self._take_directory(files, fresh=False)
+                self._request = request
+                self.warn(f"{files.root} was removed: it is made anew, and the sweep goes on without what was in it")
+            _journal.require_room(files)
+        except ConfigurationError as error:
+            return str(error)
+        except OSError as error:
+            return f"the sweep's files cannot be written ({files.root}: {error.strerror})"
+        return None
+
+    def _tell_of_unsaved(self) -> None:
+        if self._request is not None and not self._said_unsaved:
+            self._said_unsaved = True
+            where = self._request.files.sweep_dir
+            self.warn(f"a job cannot save its result in {where}: it waits until it can; free some space there")
+
+    def warn(self, text: str) -> None:
+        self.tell({"warn": text})
 
     def start(self, start: Start) -> int:
         assert self._request is not None
         request, app = self._request, self._app
         files, num = request.files, start.job.num
-        _journal.make_private_dir(files.job_dir(num))
+        _journal.make_job_dir(files, num)
         _journal.clear_result(files, num)
         output = _journal.open_to_append(files.output(num))
         at_once = max(1, min(app.layout.jobs_at_once, len(request.jobs)))
@@ -223,13 +264,13 @@ class _SystemWorld:
         try:
             return self._family.start(
                 num,
-                lambda mask: _job.main(
+                lambda _: _job.main(
                     assignment,
                     app.body,
                     supervisor=supervisor,
                     log=output,
                     close=close,
-                    mask=mask,
+                    mask=self._mask_of_the_app,
                     handlers=self._handlers_of_the_app,
                 ),
             )

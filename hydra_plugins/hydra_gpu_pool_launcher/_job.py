@@ -20,6 +20,11 @@ from ._journal import SweepFiles
 from ._model import Job, JobCrashedError, JobError
 from ._result import Body, Result, described, save
 
+UNSAVED = signal.SIGUSR1
+"""To the supervisor, from a job that cannot save its result and waits."""
+
+_BY_HAND = (signal.SIGTERM, signal.SIGINT)
+
 _OOM_SCORE = 300
 """Added to the job's score: when memory runs out, the kernel takes a job rather than the sweep or the desktop."""
 
@@ -46,20 +51,29 @@ def main(
     log: int,
     close: Iterable[int],
     mask: frozenset[int],
-    handlers: Mapping[int, _process.Handler],
+    handlers: Mapping[int, _process.Action],
 ) -> int:
     """Run the job; the exit code of its process.
 
     ``log``: descriptor of its log; ``close``: the supervisor's own; ``mask``, ``handlers``: of signals, of the app.
     """
-    _be_a_leader(supervisor, mask, handlers)
+    received = _be_a_leader(supervisor, mask, handlers)
     _use_log(log, close)
     _see(assignment)
     of_the_app = _interpreter.forget_exit_hooks()
     job_process = os.getpid()
     result = _run(assignment, body)
     if os.getpid() == job_process:  # not so in a fork of the task's own that came back from it: it is not the job
-        result = save(assignment.files, assignment.job, body, result)
+        told = sorted(received.signals().intersection(_BY_HAND))
+        stopped = f"{signal.Signals(told[0]).name} was sent to its process" if told else None
+        result = save(
+            assignment.files,
+            assignment.job,
+            body,
+            result,
+            stopped=stopped,
+            unsaved=lambda: _process.send_signal(supervisor, UNSAVED),
+        )
     if result.error is not None:
         _call_excepthook(result.error)
     _interpreter.run_exit_hooks(of_the_app)
@@ -92,7 +106,7 @@ def _call_excepthook(error: Exception) -> None:
         traceback.print_exc()
 
 
-def _be_a_leader(supervisor: int, mask: frozenset[int], handlers: Mapping[int, _process.Handler]) -> None:
+def _be_a_leader(supervisor: int, mask: frozenset[int], handlers: Mapping[int, _process.Action]) -> _process.Received:
     """A session of its own, so that a signal to "its" group meets nobody else; then signals as in a new process.
 
     The app's handlers for what ends processes are for main, and not for it; those for other signals are as they were.
@@ -100,13 +114,14 @@ def _be_a_leader(supervisor: int, mask: frozenset[int], handlers: Mapping[int, _
     os.setsid()
     _process.die_with_parent(supervisor)
     _process.become_subreaper()
-    signal.set_wakeup_fd(-1)
+    received = _process.Received()
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return received
 
 
 def _use_log(log: int, close: Iterable[int]) -> None:

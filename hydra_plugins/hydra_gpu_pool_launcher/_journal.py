@@ -85,6 +85,12 @@ def make_private_dir(path: str) -> None:
     _require_private(path, os.lstat(path))  # of a new one too: there are file systems that have modes of their own
 
 
+def make_job_dir(files: SweepFiles, num: int) -> None:
+    """Make the directory of one job's files, and those above it, each of them private. Raises OSError."""
+    for path in (files.root, os.path.dirname(files.job_dir(num)), files.job_dir(num)):
+        make_private_dir(path)
+
+
 def open_to_append(path: str) -> int:
     """A descriptor that appends, to a file that group and others cannot write; a symbolic link is not followed."""
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -157,15 +163,43 @@ def _lock_what_is_there(files: SweepFiles) -> int:
 
 @dataclass
 class Journal:
-    """The supervisor's end of the journal: ``append`` writes one whole line, seen by readers at once."""
+    """The supervisor's end of the journal: ``append`` writes one whole line, seen by readers at once.
+
+    What the disk does not take is owed, and written before all that comes later.
+    """
 
     fd: int
+    _owed: bytes = b""
 
     def append(self, event: str, **facts: Any) -> None:
         """One event: its name, the time (seconds since the epoch), and what there is to say of it, in JSON."""
-        line = json.dumps({"event": event, "time": round(time.time(), 6), **facts}).encode() + b"\n"
-        while line:
-            line = line[os.write(self.fd, line) :]
+        self._owed += json.dumps({"event": event, "time": round(time.time(), 6), **facts}).encode() + b"\n"
+        with contextlib.suppress(OSError):  # ``pay`` will tell
+            self.pay()
+
+    def pay(self) -> None:
+        """Write what is owed. Raises OSError where that cannot be done yet."""
+        while self._owed:
+            self._owed = self._owed[os.write(self.fd, self._owed) :]
+
+    @property
+    def removed(self) -> bool:
+        """True where the file has no name any more: nobody will ever find what is written to it."""
+        return os.fstat(self.fd).st_nlink == 0
+
+
+_LEAST_ROOM = 1 << 20
+
+
+def require_room(files: SweepFiles) -> None:
+    """Raise OSError where the disk is full, but for a megabyte: a job that starts now could not leave its result.
+
+    Or where the sweep's directory is not the one that it was.
+    """
+    found = os.statvfs(files.root)
+    free = found.f_bavail if os.geteuid() else found.f_bfree  # what is reserved is for root
+    if free * found.f_frsize < _LEAST_ROOM or (found.f_files and not found.f_ffree):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), files.root)
 
 
 def begin(files: SweepFiles) -> Journal:
@@ -201,6 +235,17 @@ class JournalReader:
 
         One that never became whole is passed over: its writer was killed.
         """
+        # Where the directory was removed, the supervisor makes it anew; all that it wrote before is in the old file.
+        made_anew = os.fstat(self._file.fileno()).st_nlink == 0 and os.path.exists(self.path)
+        yield from self._lines()
+        if made_anew:
+            with contextlib.suppress(FileNotFoundError):  # removed again
+                file = open(self.path, "rb")  # noqa: SIM115
+                self._file.close()
+                self._file, self.offset = file, 0
+            yield from self._lines()
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
         self._file.seek(self.offset)
         for line in self._file:
             if not line.endswith(b"\n"):
@@ -216,9 +261,11 @@ class JournalReader:
 def save_return(files: SweepFiles, num: int, payload: bytes, report: Report) -> None:
     """Return, then outcome, each written aside, synced and renamed: a job has ended by itself once the second is there.
 
-    Runs in the job's process.
+    The return of a job that was told to stop is kept under a name that nothing takes for its result. Runs in the job's
+    process. Raises OSError, also where the directory was removed and cannot be made anew.
     """
-    _replace(files.returned(num), payload)
+    make_job_dir(files, num)
+    _replace(files.late(num) if report.status is Status.CANCELLED else files.returned(num), payload)
     outcome = {
         "status": report.status.value,
         "error_type": report.error_type,
@@ -226,6 +273,7 @@ def save_return(files: SweepFiles, num: int, payload: bytes, report: Report) -> 
         "value": report.value,
         "sha256": report.sha256,
         "traceback": report.traceback,
+        "out_of_memory": report.out_of_memory,
     }
     _replace(files.outcome(num), json.dumps(outcome).encode())
 
@@ -242,6 +290,7 @@ def load_report(files: SweepFiles, num: int) -> Report | None:
             outcome["value"],
             outcome["sha256"],
             outcome["traceback"],
+            outcome["out_of_memory"],
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

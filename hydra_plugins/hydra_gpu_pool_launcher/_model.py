@@ -86,7 +86,9 @@ class Cause(enum.Enum):
 
     RETURNED = "returned"
     ERROR = "error"
+    OOM = "oom"
     CRASH = "crash"
+    TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     LOST = "lost"
 
@@ -197,6 +199,21 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Policy:
+    """How jobs are treated, whatever they are: the keys of these names that the schedule decides by, in seconds.
+
+    ``retry_on``: the values of the Causes after which a job has one of its ``max_retries`` further tries.
+    """
+
+    kill_grace_s: float
+    timeout_s: float | None = None
+    stagger_s: float = 0.0
+    max_retries: int = 0
+    retry_on: frozenset[str] = frozenset()
+    fail_fast: bool = False
+
+
+@dataclass(frozen=True)
 class Exit:
     """How the process of one try ended, as the kernel tells it.
 
@@ -219,8 +236,9 @@ class Report:
     error_type: str | None  # qualified name of the exception
     error_text: str | None
     value: Any  # the return value where JSON can say it, else None
-    sha256: str  # of return.pickle
+    sha256: str  # of return.pickle; of late.pickle where the status is CANCELLED
     traceback: str | None = None
+    out_of_memory: bool = False  # the exception, or one that led to it, says that a GPU's memory was full
 
 
 @dataclass(frozen=True)
@@ -293,7 +311,17 @@ class Stop:
     signum: int
 
 
-Event = Submitted | StartRefused | Returned | Ending | Gone | Abandoned | Stop
+@dataclass(frozen=True)
+class Held:
+    """Nothing may start for now: it could not be recorded."""
+
+
+@dataclass(frozen=True)
+class Released:
+    """Jobs may start again."""
+
+
+Event = Submitted | StartRefused | Returned | Ending | Gone | Abandoned | Stop | Held | Released
 
 
 # --- commands: what the schedule wants done, in this order ---
@@ -301,7 +329,7 @@ Event = Submitted | StartRefused | Returned | Ending | Gone | Abandoned | Stop
 
 @dataclass(frozen=True)
 class Start:
-    """Fork try number ``attempt`` (from 1) of the job onto these slots."""
+    """Fork try number ``attempt`` (from 1) of the job onto these slots: one of each of its devices, or all of them."""
 
     job: Job
     attempt: int
@@ -315,6 +343,7 @@ class Interrupt:
     num: int
     why: str
     signum: int
+    cause: Cause = Cause.CANCELLED
 
 
 @dataclass(frozen=True)
@@ -341,4 +370,13 @@ class End:
     outcome: Outcome
 
 
-Command = Start | Interrupt | Kill | Abandon | End
+@dataclass(frozen=True)
+class Retry:
+    """The try is over, and the job will have another one: journal how this one ended."""
+
+    job: Job
+    attempt: int
+    outcome: Outcome
+
+
+Command = Start | Interrupt | Kill | Abandon | End | Retry

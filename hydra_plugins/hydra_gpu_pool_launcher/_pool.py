@@ -15,6 +15,7 @@ from ._journal import SweepFiles
 from ._model import (
     Abandon,
     Abandoned,
+    Cause,
     Command,
     ConfigurationError,
     End,
@@ -22,17 +23,20 @@ from ._model import (
     Event,
     Exit,
     Gone,
+    Held,
     Interrupt,
     Job,
     Kill,
+    Released,
     Report,
+    Retry,
     Returned,
     Start,
     StartRefused,
     Stop,
     Submitted,
 )
-from ._process import is_refusal
+from ._process import is_of_the_disk, is_refusal
 from ._schedule import Schedule
 
 
@@ -76,13 +80,19 @@ class World(Protocol):
         """Tell main that the request is not carried out."""
 
     def record(self, event: str, **facts: Any) -> None:
-        """A line in the journal."""
+        """A line in the journal, or one that it is owed, while it cannot be written. Never raises OSError."""
+
+    def blocked(self) -> str | None:
+        """Why nothing can be recorded for now; None where it can. What the journal is owed is tried again before."""
+
+    def warn(self, text: str) -> None:
+        """A line for the person at the other end, who cannot read it in the journal; never blocks."""
 
     def ring(self) -> None:
         """Tell main that there is something new in the journal; never blocks."""
 
     def start(self, start: Start) -> int:
-        """Fork the job; its pid. Raises OSError where the system refuses."""
+        """Fork the job; its pid. Raises OSError where the system, or the disk, refuses."""
 
     def signal(self, num: int, signum: int) -> None:
         """Send a signal to the job's process."""
@@ -98,6 +108,10 @@ class World(Protocol):
 
     def set_aside(self, num: int) -> None:
         """Take what a stopped job saved out of the place of results."""
+
+
+LOOK_AGAIN_S = 1.0
+"""Between two looks at a disk that cannot be written: nothing tells when it can."""
 
 
 @dataclass
@@ -120,18 +134,42 @@ class Pool:
     _running: dict[int, _Running] = field(default_factory=dict)
     _launching: bool = False
     _closing: bool = False
+    _held: bool = False  # nothing is started
+    _warned: bool = False  # and a person knows
 
     def serve(self) -> None:
         """Block until there is nothing left to do and nothing can come any more."""
         while not (self._closing and self.schedule.idle):
-            happened = self.world.wait(self.schedule.deadline)
+            happened = self.world.wait(self._deadline())
             for event in happened:
                 self._take(event)
+            self._look_at_the_disk()
             self._carry_out(self.schedule.tick(self.world.now()))
             if self._launching and self.schedule.idle:
                 self._launching = False
                 self.world.record("done")
             self.world.ring()
+
+    def _deadline(self) -> float | None:
+        deadlines = [self.schedule.deadline, self.world.now() + LOOK_AGAIN_S if self._held else None]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def _look_at_the_disk(self) -> None:
+        why = self.world.blocked()
+        if why is not None:
+            self._hold(why)
+        elif self._held:
+            self._held = False
+            self._tell(Released())
+
+    def _hold(self, why: str) -> None:
+        """Start nothing that cannot be recorded, and say so, once: what runs goes on, and ends as ever."""
+        if not self._warned:
+            self._warned = True
+            self.world.warn(f"{why}: no job is started until that is mended; those that run go on")
+        if not self._held:
+            self._held = True
+            self._tell(Held())
 
     def _take(self, event: Request | Close | Stop | Ending | Died) -> None:
         match event:
@@ -177,47 +215,61 @@ class Pool:
         match command:
             case Start():
                 return self._start(command)
-            case Interrupt(num, why, signum):
-                answer = self._before_signal(num, why)
+            case Interrupt(num, why, signum, cause):
+                answer = self._before_signal(num, why, cause)
                 self.world.signal(num, signum)
                 return answer
             case Kill(num, why):
-                answer = self._before_signal(num, why)
+                answer = self._before_signal(num, why, Cause.CANCELLED)
                 self.world.kill(num)
                 return answer
             case Abandon(num):
                 self.world.abandon(num)
                 return [Abandoned(num, self.world.report(num))]
             case End():
-                self._end(command)
+                self._end("end", command)
+                return []
+            case Retry():
+                self._end("retry", command)
                 return []
 
     def _start(self, start: Start) -> Sequence[Event]:
         num, now = start.job.num, self.world.now()
+        why = None if self._held else self.world.blocked()
+        if why is not None:
+            self._hold(why)
+        if self._held:
+            return [StartRefused(num, "nothing can be recorded", for_now=True)]
         try:
             pid = self.world.start(start)
         except OSError as error:
+            if is_of_the_disk(error):
+                self._hold(f"The sweep's files cannot be written ({error})")
+                return [StartRefused(num, str(error), for_now=True)]
             return [StartRefused(num, str(error), is_refusal(error))]
+        if self._warned:
+            self._warned = False
+            self.world.warn("the sweep's files can be written again: the sweep goes on")
         self._running[num] = _Running(now)
         labels = [self.schedule.layout.label(slot) for slot in start.slots]
         self.world.record("start", job=num, attempt=start.attempt, pid=pid, slots=labels)
         return []
 
-    def _before_signal(self, num: int, why: str) -> Sequence[Event]:
+    def _before_signal(self, num: int, why: str, cause: Cause) -> Sequence[Event]:
         """The decision is on record before the job can know of it, unless the job was faster: then its word counts.
 
         Once it is on record it stands: what a job saves between Interrupt and Kill comes too late.
         """
-        running = self._running[num]
-        if running.stop_recorded:
+        running = self._running.get(num)
+        if running is None or running.stop_recorded:  # None: its start was refused in this same step
             return []
         if self.world.report(num) is not None:
             return [Returned(num)]
         running.stop_recorded = True
-        self.world.record("stop", job=num, why=why)
+        self.world.record("stop", job=num, cause=cause.value, why=why)
         return []
 
-    def _end(self, end: End) -> None:
+    def _end(self, event: str, end: End | Retry) -> None:
         outcome, running = end.outcome, self._running.pop(end.job.num, None)
         facts: dict[str, Any] = {}
         if running is not None:
@@ -228,7 +280,7 @@ class Pool:
             if running.stop_recorded and not outcome.by_itself:
                 self.world.set_aside(end.job.num)
         self.world.record(
-            "end",
+            event,
             job=end.job.num,
             attempt=end.attempt,
             status=outcome.status.value,

@@ -36,6 +36,9 @@ _NOTHING = contextlib.nullcontext()
 Handler = Callable[[int, FrameType | None], Any]
 """A signal handler written in Python."""
 
+Action = Handler | int
+"""What is done about a signal: a handler, signal.SIG_DFL or signal.SIG_IGN."""
+
 
 def pidfd_open(pid: int) -> int:
     """A close-on-exec descriptor that becomes readable when the process ends, its other threads and children or not.
@@ -209,14 +212,19 @@ def wait_writable(fd: int, unless_readable: int) -> bool:
     return unless_readable not in dict(poll.poll())
 
 
-def silence_handlers() -> dict[int, Handler]:
-    """Ignore each signal for which there is a handler in Python, user code that is, and give those handlers."""
-    found: dict[int, Handler] = {}
+def silence_handlers(needed: int) -> dict[int, Action]:
+    """Ignore each signal for which there is a handler in Python, user code that is, and give those handlers.
+
+    And the action for the signal ``needed``, whatever it is, since this process is about to set its own.
+    """
+    found: dict[int, Action] = {}
     for signum in signal.valid_signals():
         handler = signal.getsignal(signum)
         if callable(handler):
             found[signum] = handler
             signal.signal(signum, signal.SIG_IGN)
+        elif signum == needed:
+            found[signum] = signal.SIG_DFL if handler is None else handler
     return found
 
 
@@ -227,9 +235,48 @@ def wakeup_pipe() -> tuple[int, int]:
     return read, write
 
 
+class Received:
+    """The signals that have come to this process since this was made, where there is a handler in Python for them.
+
+    Seen through Python's wakeup descriptor, to which its own C handler writes: whatever handlers the user sets, and
+    takes away again, they are seen. Not where asyncio's add_signal_handler takes the descriptor for itself.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = wakeup_pipe()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def signals(self) -> set[int]:
+        """Their numbers, once. Of more than 65,536 signals the first ones."""
+        try:
+            return set(os.read(self._read, 1 << 16))
+        except BlockingIOError:
+            return set()
+
+    def _forget(self) -> None:
+        """A fork has the handlers too; what is sent to it, to end a data loader's worker say, was not sent to us."""
+        with contextlib.suppress(ValueError):
+            found = signal.set_wakeup_fd(-1)
+            if found not in {-1, self._write}:
+                signal.set_wakeup_fd(found)
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """To a process that is known to live: the parent of one that dies with it, say."""
+    os.kill(pid, signum)
+
+
 def is_refusal(error: OSError) -> bool:
     """True where the system refuses to start a process for now, and may allow it later."""
     return error.errno in {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+
+
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EACCES}
+
+
+def is_of_the_disk(error: OSError) -> bool:
+    """True where a file cannot be written for a reason that a person may take away: full, read-only, not there."""
+    return error.errno in _OF_THE_DISK
 
 
 def reap(pid: int) -> None:

@@ -5,25 +5,31 @@ All of this runs in the job's process, on objects of the user's that may do anyt
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import io
 import json
 import os
 import pickle
+import re
 import sys
+import time
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
 
 from hydra.core.utils import JobReturn
 
 from ._journal import SweepFiles, digest, save_return
-from ._model import Job, JobError, Report, Status
+from ._model import Job, JobCancelledError, JobError, Report, Status
+from ._process import is_of_the_disk
 
 _LONGEST_VALUE = 10_000
 """Characters of JSON, and items: a longer value is in the pickle alone, and does not swell the journal."""
+
+_TRY_AGAIN_S = 1.0
 
 _LONGEST_TEXT = 100_000
 """Characters of an error's text, and of its traceback, that are kept beside the pickle."""
@@ -51,23 +57,38 @@ class Body(Protocol):
         """The same value or error, in a payload that has nothing else in it that might not pickle."""
 
 
-def save(files: SweepFiles, job: Job, body: Body, result: Result) -> Result:
+def save(
+    files: SweepFiles,
+    job: Job,
+    body: Body,
+    result: Result,
+    *,
+    stopped: str | None = None,
+    unsaved: Callable[[], None] = lambda: None,
+) -> Result:
     """Write the result to disk; gives what was written, which may have less in it than the job had to give.
 
-    Whatever the user's exception or value does when it is looked at, something is written, unless the disk refuses.
+    Whatever the user's exception or value does when it is looked at, something is written. A disk that is full is
+    waited for, after a call of ``unsaved``. ``stopped``: somebody's signal came before, so that this is no result: it
+    is kept, and the job has ended as cancelled.
     """
     try:
-        return _write(files, job, body, result)
-    except OSError:
-        raise
+        described_result, payload, report = _described(job, body, result)
     except BaseException as error:
         traceback.print_exc()
         what = "value" if result.error is None else f"exception of type {type(result.error).__name__}"
         why = f"ended with a {what} that cannot even be looked at ({type(error).__name__})"
-        return _write(files, job, body, body.failure(job, JobError(job.num, job.overrides, why)))
+        failure = body.failure(job, JobError(job.num, job.overrides, why))
+        described_result, payload, report = _described(job, body, failure)
+    if stopped is not None:
+        then = "returned" if report.error_type is None else f"raised {report.error_type}: {report.error_text}"
+        why = f"was cancelled: {stopped}; it then {then}"
+        report = replace(report, status=Status.CANCELLED, error_type=JobCancelledError.__name__, error_text=why)
+    _persist(lambda: save_return(files, job.num, payload, report), unsaved)
+    return described_result
 
 
-def _write(files: SweepFiles, job: Job, body: Body, result: Result) -> Result:
+def _described(job: Job, body: Body, result: Result) -> tuple[Result, bytes, Report]:
     text = _traceback_text(result.error)
     result, payload = _sendable(job, body, result)
     report = Report(
@@ -77,9 +98,49 @@ def _write(files: SweepFiles, job: Job, body: Body, result: Result) -> Result:
         value=_json_value(result.value),
         sha256=digest(payload),
         traceback=(text or _traceback_text(result.error) or "")[-_LONGEST_TEXT:] or None,
+        out_of_memory=result.error is not None and _ran_out_of_memory(result.error),
     )
-    save_return(files, job.num, payload, report)
-    return result
+    return result, payload, report
+
+
+def _persist(write: Callable[[], None], unsaved: Callable[[], None]) -> None:
+    """Write, however long it takes until the disk can be written: what took a night is not thrown away for it."""
+    waiting = False
+    while True:
+        try:
+            return write()
+        except OSError as error:
+            if not is_of_the_disk(error):
+                raise
+            if not waiting:
+                waiting = True
+                with contextlib.suppress(OSError, ValueError):  # the log is on that disk, too
+                    print(f"gpu_pool: the result cannot be saved ({error}); trying again until it can", file=sys.stderr)
+                unsaved()
+        time.sleep(_TRY_AGAIN_S)
+
+
+_OUT_OF_MEMORY = re.compile(
+    r"(CUDA|HIP|XPU)( error:)? out of memory|(CUBLAS|CUDNN|CUSPARSE)_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation"
+    r"|hipErrorOutOfMemory|RESOURCE_EXHAUSTED"
+)
+"""What torch, cuBLAS, cuDNN, CuPy, JAX and TensorFlow say when a GPU's memory is full."""
+
+
+def _ran_out_of_memory(error: BaseException) -> bool:
+    """True where the exception, or one that led to it, says that a GPU's memory was full: by its type, or by its text.
+
+    By the name of the type, since there is one in each library, and none of them is to be imported.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        names = {cls.__name__ for cls in type(link).__mro__}
+        if names & {"OutOfMemoryError", "ResourceExhaustedError"} or _OUT_OF_MEMORY.search(_safe_text(link)):
+            return True
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return False
 
 
 def _sendable(job: Job, body: Body, result: Result) -> tuple[Result, bytes]:

@@ -1,18 +1,21 @@
 """Events in, commands out: which job starts when and where, when it is stopped, and how it ended.
 
 Every policy is here, and nothing else is: no clock (the time comes with each event, in seconds of any monotonic clock),
-no process, no file. A job goes through these phases, and no other way:
+no process, no file. A try of a job goes through these phases, and no other way:
 
-    QUEUED ──Start──▶ RUNNING ──Stop──▶ STOPPING ──grace over──▶ KILLED ──bound over──▶ ABANDONED ──▶ OVER
-       │                 └─────────────────┴─its process is gone────┴───▶ ENDING ──bound over───┘      ▲
-       └──Stop──▶ OVER                                                      └──its tree is gone────────┘
+    QUEUED ──Start──▶ RUNNING ──Stop, timeout──▶ STOPPING ──grace over──▶ KILLED ──bound over──▶ ABANDONED ──▶ OVER
+       │                 └─────────────────────────┴─its process is gone───┴───▶ ENDING ──bound over──┘      ▲
+       └──Stop──▶ OVER                                                             └──its tree is gone───────┘
+
+and a job whose try is OVER is over itself, or QUEUED again.
 """
 
 from __future__ import annotations
 
 import enum
 import signal
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Collection, MutableSequence
 from dataclasses import dataclass, field
 
 from ._model import (
@@ -26,12 +29,16 @@ from ._model import (
     Exit,
     Gone,
     GpuPoolError,
+    Held,
     Interrupt,
     Job,
     Kill,
     Layout,
     Outcome,
+    Policy,
+    Released,
     Report,
+    Retry,
     Returned,
     Slot,
     Start,
@@ -40,17 +47,7 @@ from ._model import (
     Stop,
     Submitted,
 )
-
-LOST_AFTER_S = 10.0
-"""From SIGKILL (or from the death of a job's own process) to giving up on what is still there. A process that the
-kernel holds in an uninterruptible sleep does not die of SIGKILL, and nothing may wait for it for ever."""
-
-_BY_HAND = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-
-_HINTS: dict[int, str] = {
-    signal.SIGKILL: "; perhaps the machine ran out of memory (see dmesg)",
-    signal.SIGBUS: "; perhaps the shared memory is full (see df -h /dev/shm)",
-}
+from ._verdict import LOST_AFTER_S, Stopped, cancelled, judge, lost, told
 
 
 class IllegalEventError(GpuPoolError):
@@ -67,16 +64,28 @@ class Phase(enum.Enum):
     ABANDONED = "abandoned"
 
 
-@dataclass
+@dataclass(eq=False)
+class _Entry:
+    """A job that is not over, and its next try, or the one that runs.
+
+    ``alone``: it takes all slots of its devices. ``failed``: how the try before ended.
+    """
+
+    job: Job
+    attempt: int = 1
+    alone: bool = False
+    failed: Outcome | None = None
+
+
+@dataclass(eq=False)
 class _Try:
     """A job on its slots. ``deadline``: when the phase is over at the latest; None: no limit."""
 
-    job: Job
-    attempt: int
+    entry: _Entry
     slots: tuple[Slot, ...]
+    deadline: float | None
     phase: Phase = Phase.RUNNING
-    deadline: float | None = None
-    stopped: str | None = None  # why we stopped it
+    stopped: Stopped | None = None
 
 
 @dataclass
@@ -88,11 +97,16 @@ class Schedule:
     """
 
     layout: Layout
-    kill_grace_s: float
-    _queue: deque[Job] = field(default_factory=deque)
+    policy: Policy
+    _queue: deque[_Entry] = field(default_factory=deque)
+    _alone: list[_Entry] = field(default_factory=list)  # those of the waiting that need whole devices
     _running: dict[int, _Try] = field(default_factory=dict)
     _free: set[Slot] = field(init=False)
+    _retired: set[Slot] = field(default_factory=set)
     _stopped: Stop | None = None
+    _held: bool = False
+    _not_before: float = float("-inf")  # the next start, for stagger_s
+    _due: float | None = None  # when a start that only stagger_s delays can be made
     _turn: dict[int, int] = field(default_factory=dict)  # by job: its place in the order of submission
 
     def __post_init__(self) -> None:
@@ -101,24 +115,25 @@ class Schedule:
     @property
     def idle(self) -> bool:
         """True when every job that was submitted is over."""
-        return not self._queue and not self._running
+        return not self._queue and not self._alone and not self._running
 
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due at the latest; None: not before the next event."""
-        return min((t.deadline for t in self._running.values() if t.deadline is not None), default=None)
+        deadlines = [self._due, *(attempt.deadline for attempt in self._running.values())]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """What follows from the event. Raises IllegalEventError where it cannot have happened."""
         match event:
             case Submitted(jobs):
-                self._queue.extend(jobs)
+                self._queue.extend(map(_Entry, jobs))
                 self._turn.update((job.num, turn) for turn, job in enumerate(jobs, len(self._turn)))
                 if self._stopped is not None:
                     return self._cancel_queue(self._stopped.why)
-                return self._start()
+                return self._start(now)
             case StartRefused():
-                return self._refused(event)
+                return self._refused(event, now)
             case Returned(num):
                 self._expect(num, event, Phase.STOPPING, Phase.KILLED).stopped = None
                 return []
@@ -129,21 +144,34 @@ class Schedule:
             case Gone(num, exit_, report):
                 attempt = self._expect(num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED, Phase.ENDING)
                 self._free.update(attempt.slots)
-                return [self._over(attempt, judge(attempt.stopped, exit_, report)), *self._start()]
+                return [*self._over(attempt, exit_, report, now), *self._start(now)]
             case Abandoned(num, report):
-                return self._abandoned(self._expect(num, event, Phase.ABANDONED), report)
+                attempt = self._expect(num, event, Phase.ABANDONED)
+                self._retired.update(attempt.slots)  # whatever cannot be killed still holds its GPU
+                return [*self._over(attempt, None, report, now), *self._start(now)]
             case Stop():
                 return self._stop(event, now)
+            case Held():
+                self._held, self._due = True, None
+                return []
+            case Released():
+                self._held = False
+                return self._start(now)
 
     def tick(self, now: float) -> list[Command]:
-        """What is due now: grace that is over, processes that are not to be had."""
+        """What is due now: a try's time or grace that is over, processes that are not to be had, a delayed start."""
         commands: list[Command] = []
         for attempt in [t for t in self._running.values() if t.deadline is not None and t.deadline <= now]:
-            if attempt.phase is Phase.STOPPING:
+            if attempt.phase is Phase.RUNNING:
+                why = f"took longer than timeout_min={(self.policy.timeout_s or 0) / 60:g}"
+                commands.append(self._interrupt(attempt, Stopped(Cause.TIMEOUT, why), signal.SIGTERM, now))
+            elif attempt.phase is Phase.STOPPING:
                 commands.append(self._kill(attempt, "did not end within kill_grace_s", now))
             else:
                 attempt.phase, attempt.deadline = Phase.ABANDONED, None
-                commands.append(Abandon(attempt.job.num))
+                commands.append(Abandon(attempt.entry.job.num))
+        if self._due is not None and self._due <= now:
+            commands += self._start(now)
         return commands
 
     def _expect(self, num: int, event: Event, *phases: Phase) -> _Try:
@@ -153,118 +181,147 @@ class Schedule:
             raise IllegalEventError(f"{type(event).__name__} for job {num}, which is {phase}")
         return attempt
 
-    def _start(self) -> list[Command]:
+    # --- starting ---
+
+    def _start(self, now: float) -> list[Command]:
+        """Whatever has room. Where nothing runs and nothing ever will, the rest is lost."""
         commands: list[Command] = []
-        while self._queue and self._stopped is None:
-            slots = self._place()
-            if slots is None:
+        self._due = None
+        while (self._queue or self._alone) and self._stopped is None and not self._held:
+            found = self._next()
+            if found is None:
+                if not self._running:  # every slot that a job could have is retired
+                    commands += self._end_queue(lambda _: lost("was never started: no usable slot is left"))
                 break
-            job = self._queue.popleft()
+            if now < self._not_before:
+                self._due = self._not_before
+                break
+            entry, slots = found
+            (self._alone if entry.alone else self._queue).remove(entry)
             self._free.difference_update(slots)
-            self._running[job.num] = _Try(job, 1, slots)
-            commands.append(Start(job, 1, slots))
-        if not self._running:  # and there is no room: every slot that a job could have is retired
-            commands += [End(job, 0, _lost("was never started: no usable slot is left")) for job in self._queue]
-            self._queue.clear()
+            limit = None if self.policy.timeout_s is None else now + self.policy.timeout_s
+            self._running[entry.job.num] = _Try(entry, slots, limit)
+            self._not_before = now + self.policy.stagger_s
+            commands.append(Start(entry.job, entry.attempt, slots))
         return commands
 
-    def _place(self) -> tuple[Slot, ...] | None:
+    def _next(self) -> tuple[_Entry, tuple[Slot, ...]] | None:
+        """The job to start, and its slots. What needs whole devices comes first: others fill them up for ever."""
+        reserved: tuple[int, ...] = ()
+        if self._alone:
+            reserved = self._emptiest()
+            slots = tuple(s for s in self.layout.slots if s.device in reserved and s not in self._retired)
+            if reserved and self._free.issuperset(slots):
+                return self._alone[0], slots
+        placed = self._place(reserved) if self._queue else None
+        return None if placed is None else (self._queue[0], placed)
+
+    def _emptiest(self) -> tuple[int, ...]:
+        """As many devices as a job takes, those that will be wholly free soonest; () where too few are usable."""
+        usable = {slot.device for slot in self.layout.slots if slot not in self._retired}
+        if len(usable) < self.layout.devices_per_job:
+            return ()
+        retired, load = Counter(s.device for s in self._retired), self._load()
+        chosen = sorted(usable, key=lambda device: (retired[device], load[device], device))
+        return tuple(sorted(chosen[: self.layout.devices_per_job]))
+
+    def _load(self) -> Counter[int]:
+        return Counter(slot.device for slot in self.layout.slots if slot not in self._free)
+
+    def _place(self, reserved: Collection[int]) -> tuple[Slot, ...] | None:
         """The lowest free slot on each of the least loaded devices; None where too few devices have one."""
-        load = [0] * len(self.layout.devices)
         lowest: dict[int, Slot] = {}
         for slot in self.layout.slots:
-            if slot not in self._free:
-                load[slot.device] += 1
-            elif slot.device not in lowest:
+            if slot in self._free and slot.device not in lowest and slot.device not in reserved:
                 lowest[slot.device] = slot
         if len(lowest) < self.layout.devices_per_job:
             return None
+        load = self._load()
         chosen = sorted(lowest, key=lambda device: (load[device], device))[: self.layout.devices_per_job]
         return tuple(lowest[device] for device in sorted(chosen))
 
-    def _refused(self, event: StartRefused) -> list[Command]:
+    def _refused(self, event: StartRefused, now: float) -> list[Command]:
         """Tried again when a job ends: until then, no slot is worth a try. Where none runs, nothing would ever end."""
-        attempt = self._expect(event.num, event, Phase.RUNNING)
+        attempt = self._expect(event.num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED)
+        entry = attempt.entry
         del self._running[event.num]
         self._free.update(attempt.slots)
-        if event.for_now and self._running:
-            self._requeue(attempt.job)
+        if attempt.stopped is not None:  # by fail_fast, for a job of the same step
+            return self._end(entry, entry.attempt - 1, cancelled(f"{attempt.stopped.why}; {_before(entry)}"), now)
+        if event.for_now and (self._running or self._held):
+            self._enqueue(entry)
             return []
         why = f"could not be started: {event.why}"
         if event.for_now:
             why += "; and no other job runs whose end would make room"
-        return [End(attempt.job, attempt.attempt, _lost(why)), *self._start()]
+        return [*self._end(entry, entry.attempt, lost(why), now), *self._start(now)]
 
-    def _requeue(self, job: Job) -> None:
+    def _enqueue(self, entry: _Entry) -> None:
         """In front of all that was submitted later: in one step, several may be refused."""
-        before = sum(self._turn[other.num] < self._turn[job.num] for other in self._queue)
-        self._queue.insert(before, job)
+        queue: MutableSequence[_Entry] = self._alone if entry.alone else self._queue
+        before = sum(self._turn[other.job.num] < self._turn[entry.job.num] for other in queue)
+        queue.insert(before, entry)
+
+    # --- stopping ---
 
     def _stop(self, stop: Stop, now: float) -> list[Command]:
         """Idempotent: a later polite stop changes nothing, SIGKILL hastens what is under way."""
         self._stopped = self._stopped or stop
+        self._due = None
         commands = self._cancel_queue(stop.why)
         for attempt in self._running.values():
             if stop.signum == signal.SIGKILL and attempt.phase in {Phase.RUNNING, Phase.STOPPING}:
                 commands.append(self._kill(attempt, stop.why, now))
             elif attempt.phase is Phase.RUNNING:
-                attempt.phase, attempt.deadline, attempt.stopped = Phase.STOPPING, now + self.kill_grace_s, stop.why
-                commands.append(Interrupt(attempt.job.num, stop.why, stop.signum))
+                commands.append(self._interrupt(attempt, Stopped(Cause.CANCELLED, stop.why), stop.signum, now))
         return commands
+
+    def _interrupt(self, attempt: _Try, stopped: Stopped, signum: int, now: float) -> Command:
+        attempt.phase, attempt.deadline = Phase.STOPPING, now + self.policy.kill_grace_s
+        attempt.stopped = stopped
+        return Interrupt(attempt.entry.job.num, stopped.why, signum, stopped.cause)
 
     def _kill(self, attempt: _Try, why: str, now: float) -> Command:
         if attempt.phase is Phase.RUNNING:
-            attempt.stopped = why
+            attempt.stopped = Stopped(Cause.CANCELLED, why)
         attempt.phase, attempt.deadline = Phase.KILLED, now + LOST_AFTER_S
-        return Kill(attempt.job.num, why)
-
-    def _abandoned(self, attempt: _Try, report: Report | None) -> list[Command]:
-        """Its slots stay taken for good: whatever cannot be killed still holds its GPU."""
-        return [self._over(attempt, judge(attempt.stopped, None, report)), *self._start()]
-
-    def _over(self, attempt: _Try, outcome: Outcome) -> Command:
-        del self._running[attempt.job.num]
-        return End(attempt.job, attempt.attempt, outcome)
+        return Kill(attempt.entry.job.num, why)
 
     def _cancel_queue(self, why: str) -> list[Command]:
-        commands: list[Command] = [End(job, 0, _cancelled(f"{why}; it was not started")) for job in self._queue]
-        self._queue.clear()
+        return self._end_queue(lambda entry: cancelled(f"{why}; {_before(entry)}"))
+
+    # --- ending ---
+
+    def _over(self, attempt: _Try, exit_: Exit | None, report: Report | None, now: float) -> list[Command]:
+        """The try is; the job as well, unless it may have another one."""
+        entry, outcome = attempt.entry, judge(attempt.stopped, exit_, report)
+        del self._running[entry.job.num]
+        if (
+            outcome.cause.value in self.policy.retry_on
+            and entry.attempt <= self.policy.max_retries
+            and self._stopped is None
+        ):
+            alone = outcome.cause is Cause.OOM and not self.layout.on_cpu
+            self._enqueue(_Entry(entry.job, entry.attempt + 1, alone or entry.alone, outcome))
+            return [Retry(entry.job, entry.attempt, outcome)]
+        return self._end(entry, entry.attempt, outcome, now)
+
+    def _end(self, entry: _Entry, attempt: int, outcome: Outcome, now: float) -> list[Command]:
+        commands: list[Command] = [End(entry.job, attempt, outcome)]
+        if self.policy.fail_fast and outcome.status is Status.FAILED and self._stopped is None:
+            commands += self._stop(Stop(f"fail_fast, since {told(entry.job, outcome)}", signal.SIGTERM), now)
         return commands
 
-
-def judge(stopped: str | None, exit_: Exit | None, report: Report | None) -> Outcome:
-    """How a try ended: by what it says itself, unless we had stopped it, else by what the kernel says.
-
-    ``stopped`` is why we stopped it; None where we did not, or only after its own outcome was on disk. ``exit_`` is
-    None where the kernel never told, since the process could not be killed.
-    """
-    if stopped is not None and exit_ is not None:
-        return _cancelled(stopped)
-    if stopped is None and report is not None:
-        cause = Cause.RETURNED if report.status is Status.COMPLETED else Cause.ERROR
-        return Outcome(report.status, cause, report.error_type, report.error_text, report.value, by_itself=True)
-    if exit_ is None:
-        before = "" if stopped is None else f"was stopped ({stopped}), but "
-        return _lost(f"{before}left a process that did not die within {LOST_AFTER_S:g} s of SIGKILL")
-    if exit_.signal in _BY_HAND:
-        return _cancelled(f"{_signal_name(exit_.signal)} was sent to its process")
-    if exit_.signal is not None:
-        why = f"was ended by {_signal_name(exit_.signal)}{_HINTS.get(exit_.signal, '')}"
-    else:
-        why = f"ended with exit code {exit_.code} and without a result"
-    return Outcome(Status.FAILED, Cause.CRASH, "JobCrashedError", why)
+    def _end_queue(self, outcome: Callable[[_Entry], Outcome]) -> list[Command]:
+        """All that waits, in the order of submission. ``attempt`` is the number of tries that there were: 0, mostly."""
+        waiting = sorted([*self._alone, *self._queue], key=lambda entry: self._turn[entry.job.num])
+        self._alone.clear()
+        self._queue.clear()
+        return [End(entry.job, entry.attempt - 1, outcome(entry)) for entry in waiting]
 
 
-def _signal_name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
-
-
-def _cancelled(why: str) -> Outcome:
-    return Outcome(Status.CANCELLED, Cause.CANCELLED, "JobCancelledError", f"was cancelled: {why}")
-
-
-def _lost(why: str) -> Outcome:
-    return Outcome(Status.FAILED, Cause.LOST, "JobLostError", why)
+def _before(entry: _Entry) -> str:
+    """What was not done with a job that waited."""
+    if entry.failed is None:
+        return "it was not started"
+    return f"it was not tried again, after {told(entry.job, entry.failed)}"

@@ -159,11 +159,6 @@ DEFAULTS: Mapping[str, Any] = {
 _NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
     "mode": ("single",),
     "start_method": ("auto", "fork"),
-    "stagger_s": (0,),
-    "timeout_min": (None,),
-    "max_retries": (0,),
-    "retry_on": (frozenset({"crash", "oom"}),),
-    "fail_fast": (False,),
     "resume": (False,),
     "min_free_gpu_mem_gb": (None,),
     "share": (True,),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from . import _interpreter, _journal, _link, _process
-from ._display import Display
+from ._display import Display, say
 from ._guard import App, request_to_json
 from ._journal import DamagedReturnError, JournalReader, SweepFiles
 from ._link import Link, SupervisorGoneError
@@ -22,14 +22,15 @@ from ._model import (
     JOB_ERRORS,
     Cause,
     ConfigurationError,
+    Exit,
     Job,
-    JobCancelledError,
     JobError,
     JobLostError,
     RemoteTraceback,
     Status,
 )
 from ._pool import Request
+from ._verdict import Stopped, judge
 
 _STOPPED_BY = {
     signal.SIGINT: "Ctrl-C (SIGINT to the main process)",
@@ -99,6 +100,8 @@ class Supervisor:
                     for event in _follow(link, journal):
                         if event["event"] in {"stop", "end"}:
                             ends[event["job"]] = event
+                        elif event["event"] == "retry":
+                            ends.pop(event["job"], None)  # what stopped that try says nothing of the next
                         display.show(event)
             except BaseException:
                 self.close()  # whoever raised it (an app's signal handler, say) does not wait for the jobs
@@ -140,7 +143,11 @@ def _follow(link: Link, journal: JournalReader) -> Iterator[dict[str, Any]]:
             yield event
         if not alive:
             return
-        alive = bool(link.receive())
+        lines = link.receive()
+        for line in filter(None, lines):
+            with contextlib.suppress(ValueError):  # torn, since nobody had read for long
+                say(json.loads(line)["warn"], logging.WARNING)
+        alive = bool(lines)
 
 
 class _Signals:
@@ -214,12 +221,15 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
     """
     report = _journal.load_report(files, job.num)
     if end is not None and end["event"] == "stop":
-        return Settled(error=JobCancelledError(job.num, job.overrides, f"was cancelled: {end['why']}"))
+        outcome = judge(Stopped(Cause(end["cause"]), end["why"]), Exit(None, signal.SIGKILL, 0, 0), None)
+        return Settled(error=_error(job, outcome.error_type, outcome.error_text))
     if end is not None and not end["by_itself"] and (report is None or end["cause"] != Cause.CRASH.value):
-        return Settled(error=JOB_ERRORS[end["error_type"]](job.num, job.overrides, end["error_text"]))
+        return Settled(error=_error(job, end["error_type"], end["error_text"]))
     if report is None:
         why = f"was lost: the supervisor was killed, or failed (see {files.supervisor_log})"
         return Settled(error=JobLostError(job.num, job.overrides, why))
+    if report.status is Status.CANCELLED:
+        return Settled(error=_error(job, report.error_type, report.error_text))
     try:
         payload = _journal.load_return(files, job.num)
         return Settled(payload, failed=report.status is Status.FAILED, traceback=report.traceback)
@@ -228,6 +238,10 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
     except (Exception, SystemExit) as error:
         why = f"returned what the main process cannot load ({type(error).__name__}: {error})"
         return Settled(error=JobError(job.num, job.overrides, why))
+
+
+def _error(job: Job, name: str | None, why: str | None) -> JobError:
+    return JOB_ERRORS[name or "JobError"](job.num, job.overrides, why or "")
 
 
 def with_remote_traceback(error: BaseException, text: str | None) -> BaseException:

@@ -23,7 +23,7 @@ from ._interpreter import other_threads
 from ._job import call
 from ._journal import SweepFiles
 from ._machine import cores
-from ._model import ConfigurationError, Job, Layout, Settings
+from ._model import ConfigurationError, Job, Layout, Policy, Settings, Status
 from ._pool import Request
 from ._process import require_pidfd
 from ._result import Body, Result
@@ -48,6 +48,7 @@ class Sweep:
         # Resolved before the fork: ${now:...} is kept in the config from then on, and a job must not ask again.
         self._sweep_dir = str(config.hydra.sweep.dir)
         self._launches = 0
+        self._failed = False  # and fail_fast is set
         self._used: set[SweepFiles] = set()
         _close_previous()
         self._supervisor = start_supervisor(
@@ -61,7 +62,8 @@ class Sweep:
         if not jobs:
             return []
         files = SweepFiles(os.path.join(working_directory(), self._sweep_dir))
-        self._supervisor.renew()
+        if not self._failed:  # else this supervisor's schedule knows why nothing is to start any more
+            self._supervisor.renew()
         if self._launches == 1 and len(jobs) < self._layout.jobs_at_once:
             idle = (
                 f"{self._layout.jobs_at_once - len(jobs)} of {self._layout.jobs_at_once} slots stay idle in each batch"
@@ -69,6 +71,7 @@ class Sweep:
             say(f"{idle}: let the sweeper's batch (n_jobs, max_batch_size) be a multiple of the slots")
         request = Request(jobs, files, dict(os.environ), working_directory(), fresh=files not in self._used)
         ends = self._supervisor.run(request, display(self._settings, jobs, files))
+        self._failed |= self._settings.fail_fast and any(end.get("status") == Status.FAILED for end in ends.values())
         self._launches += 1
         self._used.add(files)
         return [_job_return(job, files, ends.get(job.num)) for job in jobs]
@@ -95,7 +98,7 @@ def start_supervisor(body: Body, layout: Layout, settings: Settings) -> Supervis
         App(
             body=body,
             layout=layout,
-            kill_grace_s=settings.kill_grace_s,
+            policy=policy(settings),
             threads_per_job=settings.threads_per_job,
             cores=cores(),
             devices=functools.partial(_devices.visibility, layout),
@@ -103,6 +106,18 @@ def start_supervisor(body: Body, layout: Layout, settings: Settings) -> Supervis
     )
     supervisor.start()
     return supervisor
+
+
+def policy(settings: Settings) -> Policy:
+    """What of the settings the schedule decides by."""
+    return Policy(
+        kill_grace_s=settings.kill_grace_s,
+        timeout_s=None if settings.timeout_min is None else 60 * settings.timeout_min,
+        stagger_s=settings.stagger_s,
+        max_retries=settings.max_retries,
+        retry_on=settings.retry_on,
+        fail_fast=settings.fail_fast,
+    )
 
 
 def working_directory() -> str:
