@@ -25,7 +25,7 @@ from hydra_plugins.hydra_gpu_pool_launcher._model import (
     Status,
     Stop,
 )
-from hydra_plugins.hydra_gpu_pool_launcher._pool import Close, Died, Pool, Request
+from hydra_plugins.hydra_gpu_pool_launcher._pool import LOOK_AGAIN_S, Close, Died, Pool, Request
 from hydra_plugins.hydra_gpu_pool_launcher._schedule import Schedule
 from hydra_plugins.hydra_gpu_pool_launcher._verdict import LOST_AFTER_S
 
@@ -91,6 +91,9 @@ class Script:
 
     def warn(self, text: str) -> None:
         self.calls.append(f"warn: {text}")
+
+    def leave(self) -> None:
+        self.calls.append("leave")
 
     def ring(self) -> None:
         self.calls.append("ring")
@@ -427,3 +430,100 @@ def test_a_start_that_was_refused_has_another_try_when_the_only_other_job_is_giv
     )
     assert world.line("start", 1)["at"] == 5 + LOST_AFTER_S
     assert world.line("end", 1)["status"] == "COMPLETED"
+
+
+# --- while nothing can be recorded ---
+
+FULL = "the sweep's files cannot be written (/sweep: No space left on device)"
+
+
+def test_nothing_is_started_while_nothing_can_be_recorded_and_a_person_is_told_once() -> None:
+    world = play(
+        Script(
+            [(0, request(0, 1, 2)), (5, Died(0, WELL)), (9, Died(1, WELL)), (30, Died(2, WELL)), (30, Close())],
+            {0: (4, DONE), 1: (8, DONE), 2: (29, DONE)},
+            full=[(3, 20.5, FULL)],
+        ),
+        slots=2,
+    )
+    told = [call for call in world.calls if call.startswith("warn")]
+    assert told == [
+        f"warn: {FULL}: no job is started until that is mended; those that run go on",
+        "warn: the sweep's files can be written again: the sweep goes on",
+    ]
+    assert 20.5 <= world.line("start", 2)["at"] <= 20.5 + LOOK_AGAIN_S
+    assert [line["at"] for line in world.lines if line["event"] == "end"] == [5, 9, 30]
+
+
+def test_a_start_that_the_disk_refuses_is_put_off_and_not_given_up() -> None:
+    class Quota(Script):
+        def start(self, start: Start) -> int:
+            if self.clock < 3:
+                self.calls.append("refused")
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "/sweep/jobs/0")
+            return super().start(start)
+
+    world = Quota([(0, request(0)), (9, Died(0, WELL)), (9, Close())], {0: (8, DONE)})
+    play(world)
+    assert world.calls.count("refused") >= 2
+    assert len([call for call in world.calls if "Disk quota exceeded: '/sweep/jobs/0'" in call]) == 1
+    assert world.line("start", 0)["at"] == 3
+    assert world.line("end", 0)["status"] == "COMPLETED"
+
+
+def test_whoever_stops_a_sweep_that_cannot_be_recorded_does_not_wait_for_the_disk() -> None:
+    world = play(Script([(0, request(0)), (1, CTRL_C), (2, Close())], full=[(0, 100, FULL)]))
+    assert world.effects()[-3:] == ["record end 0", "record done", "leave"]
+
+
+def test_a_launch_that_ends_by_itself_is_over_only_when_that_is_recorded() -> None:
+    world = play(Script([(0, request(0)), (5, Died(0, WELL)), (6, Close())], {0: (4, DONE)}, full=[(1, 100, FULL)]))
+    assert "leave" not in world.calls
+
+
+# --- retries, timeouts ---
+
+
+def test_a_try_that_is_followed_by_another_is_recorded_as_such_with_all_that_an_end_says() -> None:
+    policy = Policy(GRACE_S, max_retries=1, retry_on=frozenset({"crash"}))
+    world = play(
+        Script([(0, request(0)), (5, Died(0, KILLED)), (9, Died(0, WELL)), (9, Close())], {0: (8, DONE)}), policy=policy
+    )
+    assert world.effects()[2:] == [
+        "start 0",
+        "record start 0",
+        "record retry 0",
+        "start 0",
+        "record start 0",
+        "record end 0",
+        "record done",
+    ]
+    retry, end = world.line("retry", 0), world.line("end", 0)
+    assert (retry["attempt"], retry["cause"], retry["seconds"], retry["cpu_s"]) == (1, "crash", 5, 0.5)
+    assert (end["attempt"], end["status"], end["seconds"]) == (2, "COMPLETED", 4)
+
+
+def test_a_timeout_is_on_record_as_one_before_the_signal_and_what_is_returned_later_is_set_aside() -> None:
+    policy = Policy(GRACE_S, timeout_s=60)
+    world = play(Script([(0, request(0)), (70, Died(0, WELL)), (70, Close())], {0: (65, DONE)}), policy=policy)
+    assert world.effects()[4:] == ["record stop 0", "signal 0 SIGTERM", "set_aside 0", "record end 0", "record done"]
+    assert (world.line("stop", 0)["at"], world.line("stop", 0)["cause"]) == (60, "timeout")
+
+
+def test_what_a_timed_out_try_returned_too_late_is_set_aside_before_the_next_try() -> None:
+    policy = Policy(GRACE_S, timeout_s=60, max_retries=1, retry_on=frozenset({"timeout"}))
+    world = play(
+        Script([(0, request(0)), (70, Died(0, WELL)), (80, Died(0, WELL)), (80, Close())], {0: (65, DONE)}),
+        policy=policy,
+    )
+    assert world.effects()[6:9] == ["set_aside 0", "record retry 0", "start 0"]
+
+
+def test_a_job_whose_start_was_refused_in_the_step_in_which_another_failed_is_not_signalled() -> None:
+    class Refuses(Script):
+        def start(self, start: Start) -> int:
+            raise OSError(errno.ELOOP if start.job.num == 0 else errno.EAGAIN, "refused")
+
+    world = play(Refuses([(0, request(0, 1)), (1, Close())]), slots=2, policy=Policy(GRACE_S, fail_fast=True))
+    assert [line["status"] for line in world.lines if line["event"] == "end"] == ["FAILED", "CANCELLED"]
+    assert not [call for call in world.calls if call.startswith(("record stop", "signal"))]

@@ -240,6 +240,9 @@ class _SystemWorld:
     def warn(self, text: str) -> None:
         self.tell({"warn": text})
 
+    def leave(self) -> None:
+        self.tell({"over": True})
+
     def start(self, start: Start) -> int:
         assert self._request is not None
         request, app = self._request, self._app

@@ -88,6 +88,9 @@ class World(Protocol):
     def warn(self, text: str) -> None:
         """A line for the person at the other end, who cannot read it in the journal; never blocks."""
 
+    def leave(self) -> None:
+        """Tell main that the launch is over, although the journal does not say so; never blocks."""
+
     def ring(self) -> None:
         """Tell main that there is something new in the journal; never blocks."""
 
@@ -148,6 +151,8 @@ class Pool:
             if self._launching and self.schedule.idle:
                 self._launching = False
                 self.world.record("done")
+                if self._held and self.schedule.stopped:  # whoever stopped it does not wait for the disk
+                    self.world.leave()
             self.world.ring()
 
     def _deadline(self) -> float | None:
@@ -215,6 +220,8 @@ class Pool:
         match command:
             case Start():
                 return self._start(command)
+            case Interrupt(num) | Kill(num) if num not in self._running:
+                return []  # its start was refused in this same step
             case Interrupt(num, why, signum, cause):
                 answer = self._before_signal(num, why, cause)
                 self.world.signal(num, signum)
@@ -260,8 +267,8 @@ class Pool:
 
         Once it is on record it stands: what a job saves between Interrupt and Kill comes too late.
         """
-        running = self._running.get(num)
-        if running is None or running.stop_recorded:  # None: its start was refused in this same step
+        running = self._running[num]
+        if running.stop_recorded:
             return []
         if self.world.report(num) is not None:
             return [Returned(num)]

@@ -118,6 +118,11 @@ class Schedule:
         return not self._queue and not self._alone and not self._running
 
     @property
+    def stopped(self) -> bool:
+        """True when nothing will be started any more."""
+        return self._stopped is not None
+
+    @property
     def deadline(self) -> float | None:
         """When ``tick`` is due at the latest; None: not before the next event."""
         deadlines = [self._due, *(attempt.deadline for attempt in self._running.values())]

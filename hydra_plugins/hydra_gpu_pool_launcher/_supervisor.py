@@ -144,10 +144,13 @@ def _follow(link: Link, journal: JournalReader) -> Iterator[dict[str, Any]]:
         if not alive:
             return
         lines = link.receive()
+        alive = bool(lines)
         for line in filter(None, lines):
             with contextlib.suppress(ValueError):  # torn, since nobody had read for long
-                say(json.loads(line)["warn"], logging.WARNING)
-        alive = bool(lines)
+                message = json.loads(line)
+                if "warn" in message:
+                    say(message["warn"], logging.WARNING)
+                alive = alive and "over" not in message
 
 
 class _Signals:
