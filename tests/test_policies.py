@@ -362,3 +362,35 @@ def test_sigterm_by_hand_under_fail_fast_ends_that_job_only(start_app: StartApp)
     (pid,) = app.wait_for_jobs(1)
     os.kill(pid, signal.SIGTERM)
     assert app.process.communicate(timeout=LIMIT_S)[0] == "[None, 1, 2]\n"
+
+
+# --- what the job's own code hears of it ---
+
+CALLBACK = """
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.experimental.callback import Callback
+
+class Told(Callback):
+    def on_job_end(self, config, job_return, **kwargs):
+        open(f"end{config.x}", "w").write(job_return.status.name)
+
+@hydra.main(version_base=None, config_path=None)
+def main(cfg):
+    sleeping(cfg.x)
+
+def run(*more):
+    callback = "+hydra.callbacks.told._target_=__main__.Told"
+    launcher = ["hydra/launcher=gpu_pool", "hydra.launcher.cpu_slots=2", "hydra.launcher.kill_grace_s=60"]
+    sys.argv = ["app.py", "-m", *launcher, callback, "hydra.sweep.dir=sweep", "+x=0,1", *more]
+    main()
+"""
+
+
+def test_callbacks_of_the_jobs_run_when_the_sweep_is_interrupted(start_app: StartApp) -> None:
+    app = start_app("if __name__ == '__main__':\n    run()", before=CALLBACK)
+    app.wait_for_jobs(2)
+    app.process.send_signal(signal.SIGINT)
+    app.process.communicate(timeout=LIMIT_S)
+    assert [(app.directory / f"end{x}").read_text() for x in (0, 1)] == ["FAILED", "FAILED"]
+    assert {status for status, _ in app.ends().values()} == {"CANCELLED"}

@@ -590,6 +590,17 @@ def test_a_retired_slot_keeps_nobody_from_the_rest_of_its_device() -> None:
     assert placed(pool.handle(gone(1, FULL), 20)) == {1: [(0, 1)]}
 
 
+def test_a_device_on_which_something_is_stuck_is_the_last_choice_for_a_job_that_needs_it_alone() -> None:
+    pool = retrying(devices=2, slots=2)
+    pool.handle(submitted(0, 1, 2, 3), 0)
+    pool.handle(Ending(0), 0)
+    pool.tick(LOST_AFTER_S)
+    pool.handle(Abandoned(0, DONE), LOST_AFTER_S)
+    pool.handle(gone(2), 20)
+    assert [type(c) for c in pool.handle(gone(1, FULL), 21)] == [Retry], "it waits for device 1"
+    assert placed(pool.handle(gone(3), 22)) == {1: [(1, 0), (1, 1)]}
+
+
 def test_on_cpu_slots_it_is_tried_again_on_any_slot() -> None:
     pool = Schedule(Layout((Device(""),), 2), Policy(GRACE_S, max_retries=1, retry_on=ALL_WAYS))
     pool.handle(submitted(0, 1), 0)
