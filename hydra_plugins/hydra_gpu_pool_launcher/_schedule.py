@@ -157,7 +157,7 @@ class Schedule:
             case Stop():
                 return self._stop(event, now)
             case Held():
-                self._held, self._due = True, None
+                self._held = True
                 return []
             case Released():
                 self._held = False
@@ -272,7 +272,6 @@ class Schedule:
     def _stop(self, stop: Stop, now: float) -> list[Command]:
         """Idempotent: a later polite stop changes nothing, SIGKILL hastens what is under way."""
         self._stopped = self._stopped or stop
-        self._due = None
         commands = self._cancel_queue(stop.why)
         for attempt in self._running.values():
             if stop.signum == signal.SIGKILL and attempt.phase in {Phase.RUNNING, Phase.STOPPING}:
