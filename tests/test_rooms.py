@@ -34,6 +34,7 @@ ORDER = (
     "_family",
     "_process",
     "_display",
+    "_resume",
     "_journal",
     "_settings",
     "_model",

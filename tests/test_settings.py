@@ -236,7 +236,6 @@ def test_several_nodes_need_a_port_that_all_of_them_know() -> None:
         ("max_retries", 1, "0"),
         ("retry_on", ["crash"], "['crash', 'oom']"),
         ("fail_fast", True, "false"),
-        ("resume", True, "false"),
         ("min_free_gpu_mem_gb", 4, "null"),
         ("share", False, "true"),
         ("output", "tee", "'file'"),

@@ -24,6 +24,7 @@ from ._journal import Journal, SweepFiles
 from ._model import Ending, Job, Layout, Report, Slot, Start, Stop
 from ._pool import Close, Died, Pool, Request
 from ._result import Body
+from ._resume import Earlier, take_up
 from ._schedule import LOST_AFTER_S, Schedule
 
 
@@ -159,7 +160,7 @@ class _SystemWorld:
         *lines, self._unread = (self._unread + got).split(b"\n")
         return [event for line in lines for event in _from_line(line)]
 
-    def open(self, request: Request) -> None:
+    def open(self, request: Request) -> Earlier | None:
         if self._request is None or self._request.files != request.files:
             self._close_files()
             self._lock = _journal.claim(request.files, self._origin.main, request.fresh)
@@ -169,9 +170,11 @@ class _SystemWorld:
             except OSError as error:
                 raise _journal.cannot_be_written(request.files, error) from error
         assert self._journal is not None
+        earlier = take_up(request.files, request.jobs) if request.resume else None
         self._request = request
         # Main reads only now, and from here: until then, the file may be that of an earlier sweep.
         self.tell({"opened": os.fstat(self._journal.fd).st_size})
+        return earlier
 
     def _close_files(self) -> None:
         if self._journal is not None:
@@ -205,6 +208,7 @@ class _SystemWorld:
         files, num = request.files, start.job.num
         _journal.make_private_dir(files.job_dir(num))
         _journal.clear_result(files, num)
+        _journal.set_aside_log(files, num)
         output = _journal.open_to_append(files.output(num))
         at_once = max(1, min(app.layout.jobs_at_once, len(request.jobs)))
         assignment = _job.Assignment(
@@ -281,6 +285,7 @@ def request_to_json(request: Request) -> dict[str, Any]:
         "environ": dict(request.environ),
         "cwd": request.cwd,
         "fresh": request.fresh,
+        "resume": request.resume,
     }
 
 
@@ -291,4 +296,5 @@ def _request_from_json(message: dict[str, Any]) -> Request:
         environ=message["environ"],
         cwd=message["cwd"],
         fresh=message["fresh"],
+        resume=message["resume"],
     )

@@ -89,6 +89,7 @@ class Cause(enum.Enum):
     CRASH = "crash"
     CANCELLED = "cancelled"
     LOST = "lost"
+    RESUMED = "resumed"  # it completed in an earlier sweep, and was not run again
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,8 @@ class Report:
     value: Any  # the return value where JSON can say it, else None
     sha256: str  # of return.pickle
     traceback: str | None = None
+    overrides: tuple[str, ...] | None = None  # what it was started with; None where the file does not tell
+    directory: str | None = None  # what Hydra made for it, relative to the sweep dir; None: nothing that is known
 
 
 @dataclass(frozen=True)

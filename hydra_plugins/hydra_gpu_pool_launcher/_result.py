@@ -31,11 +31,15 @@ _LONGEST_TEXT = 100_000
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a job: ``payload`` is what main gets back, ``value`` or ``error`` what the task made of it."""
+    """What became of a job: ``payload`` is what main gets back, ``value`` or ``error`` what the task made of it.
+
+    ``directory``: that of the job's own files, absolute; None where there is none.
+    """
 
     payload: object
     value: object = None
     error: Exception | None = None
+    directory: str | None = None
 
 
 class Body(Protocol):
@@ -69,6 +73,7 @@ def save(files: SweepFiles, job: Job, body: Body, result: Result) -> Result:
 
 def _write(files: SweepFiles, job: Job, body: Body, result: Result) -> Result:
     text = _traceback_text(result.error)
+    directory = None if result.directory is None else os.path.relpath(result.directory, files.sweep_dir)
     result, payload = _sendable(job, body, result)
     report = Report(
         status=Status.COMPLETED if result.error is None else Status.FAILED,
@@ -77,6 +82,8 @@ def _write(files: SweepFiles, job: Job, body: Body, result: Result) -> Result:
         value=_json_value(result.value),
         sha256=digest(payload),
         traceback=(text or _traceback_text(result.error) or "")[-_LONGEST_TEXT:] or None,
+        overrides=job.overrides,
+        directory=directory,
     )
     save_return(files, job.num, payload, report)
     return result

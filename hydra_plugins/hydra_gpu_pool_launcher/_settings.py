@@ -164,7 +164,6 @@ _NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
     "max_retries": (0,),
     "retry_on": (frozenset({"crash", "oom"}),),
     "fail_fast": (False,),
-    "resume": (False,),
     "min_free_gpu_mem_gb": (None,),
     "share": (True,),
     "output": ("file",),

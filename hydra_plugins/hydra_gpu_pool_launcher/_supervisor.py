@@ -100,6 +100,8 @@ class Supervisor:
                         if event["event"] in {"stop", "end"}:
                             ends[event["job"]] = event
                         display.show(event)
+                if journal.path == os.devnull:
+                    ends = {job.num: _never_begun(request.files) for job in request.jobs}
             except BaseException:
                 self.close()  # whoever raised it (an app's signal handler, say) does not wait for the jobs
                 raise
@@ -128,6 +130,13 @@ def _opened(link: Link, files: SweepFiles) -> Iterator[JournalReader]:
             return
     with contextlib.closing(JournalReader(os.devnull)) as journal:
         yield journal  # the supervisor was killed before it could answer
+
+
+def _never_begun(files: SweepFiles) -> dict[str, Any]:
+    """In place of an "end" event: without it, what an earlier sweep left would be taken for the job's result."""
+    why = f"was lost: the supervisor was killed, or failed, before it could begin (see {files.supervisor_log})"
+    lost = {"event": "end", "attempt": 0, "status": Status.FAILED.value, "cause": Cause.LOST.value}
+    return {**lost, "error_type": JobLostError.__name__, "error_text": why, "value": None, "by_itself": False}
 
 
 def _follow(link: Link, journal: JournalReader) -> Iterator[dict[str, Any]]:
@@ -213,6 +222,8 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
     Runs in main, and loads the job's pickle: the code that this runs may raise, which is the job's error then.
     """
     report = _journal.load_report(files, job.num)
+    if report is not None and report.overrides not in (None, job.overrides):
+        report = None  # of another job that had this number, and whose result nobody was left to clear
     if end is not None and end["event"] == "stop":
         return Settled(error=JobCancelledError(job.num, job.overrides, f"was cancelled: {end['why']}"))
     if end is not None and not end["by_itself"] and (report is None or end["cause"] != Cause.CRASH.value):
@@ -227,6 +238,8 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
         return Settled(error=JobLostError(job.num, job.overrides, f"was lost: {error}"))
     except (Exception, SystemExit) as error:
         why = f"returned what the main process cannot load ({type(error).__name__}: {error})"
+        if end is not None and end["cause"] == Cause.RESUMED.value:
+            why += f"; it completed in an earlier sweep: to have it run again, remove {files.outcome(job.num)}"
         return Settled(error=JobError(job.num, job.overrides, why))
 
 
