@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -341,7 +342,9 @@ _LINES = [
 def test_a_line_that_is_none_of_ours_changes_nothing(laid: Laid, line: bytes) -> None:
     laid.ran(0, "x=1")
     os.write(laid.journal.fd, line + b"\n")
-    assert laid.kept("x=1") == [0]
+    kept = laid.resume("x=1").kept
+    assert sorted(kept) == [0]
+    assert {type(figure) for figure in kept[0].facts.values()} <= {float}
 
 
 def test_a_journal_cut_at_any_byte_loses_no_job_that_completed(laid: Laid) -> None:
@@ -403,6 +406,24 @@ def test_a_job_that_was_only_queued_with_other_overrides_has_nothing_to_move(lai
     laid.wrote("0", "somebody else's")
     assert laid.resume("x=2") == Earlier({}, (), (), 1, empty=False)
     assert laid.checkpoint("0") == "somebody else's"
+
+
+def test_a_start_in_the_journal_is_enough_where_the_pools_own_files_were_removed(laid: Laid) -> None:
+    laid.ran(0, "x=1")
+    shutil.rmtree(laid.files.job_dir(0))
+    assert laid.resume("x=2").moved == ("0.1",)
+
+
+def test_neither_the_start_nor_the_figures_of_one_job_are_those_of_the_next_that_has_its_number(laid: Laid) -> None:
+    """The second job was queued, and never started, as far as the journal tells."""
+    laid.ran(0, "x=1")
+    shutil.rmtree(laid.files.job_dir(0))
+    shutil.rmtree(laid.top / "0")
+    laid.queued(0, "x=2")
+    laid.wrote("0", "somebody else's")
+    assert laid.resume("x=3") == Earlier({}, (), (), 1, empty=False)
+    laid.saved(0, "x=2", directory="0")
+    assert laid.resume("x=2").kept[0].facts == {}
 
 
 def test_numbers_that_this_launch_has_not_are_left_alone(laid: Laid) -> None:
@@ -717,13 +738,15 @@ def test_a_sweep_whose_every_process_was_killed_goes_on_with_exactly_what_had_no
 def test_what_a_resumed_sweep_gives_back_is_all_that_the_first_one_gave_back(sweeps: Sweeps) -> None:
     first = sweeps([1, 7, 3])
     assert first.lines == ["no earlier sweep was found in sweep (hydra.sweep.dir), so every job is run"]
-    second = sweeps([1, 7, 3])
+    second = sweeps([1, 7, 3], arguments=("hydra.launcher.cpu_slots=2",))
     assert second.lines == ["3 of 3 jobs had completed and are not run again"]
     assert (second.executed, second.whole) == ([], first.whole)
+    third = sweeps([1, 7, 3])
+    assert (third.executed, third.whole) == ([], first.whole)
     ends = sweeps.journal("end")
-    assert [end["cause"] for end in ends] == ["returned"] * 3 + ["resumed"] * 3
+    assert [end["cause"] for end in ends] == ["returned"] * 3 + ["resumed"] * 6
     for figure in ("value", "seconds", "cpu_s", "peak_mb", "status", "by_itself"):
-        assert [end[figure] for end in ends[:3]] == [end[figure] for end in ends[3:]]
+        assert [end[figure] for end in ends] == [end[figure] for end in ends[:3]] * 3
 
 
 def test_a_resumed_sweep_that_is_killed_again_and_again_runs_nothing_twice(sweeps: Sweeps) -> None:

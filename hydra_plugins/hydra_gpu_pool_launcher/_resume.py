@@ -181,7 +181,7 @@ def _move_others(files: SweepFiles, others: Mapping[int, Report | None]) -> tupl
         path = os.path.join(files.sweep_dir, directory)
         if _is_directory_of_the_sweep(files, directory) and not _holds_any(directory, in_use):
             now = move_aside(path)
-        elif _exists(path):
+        elif os.path.lexists(path):
             left[directory] = None
         if os.path.lexists(files.job_dir(num)):
             aside = move_aside(files.job_dir(num))
@@ -210,17 +210,10 @@ def _is_directory_of_the_sweep(files: SweepFiles, directory: str) -> bool:
     top = os.path.realpath(files.sweep_dir)
     own = os.path.basename(files.root)
     first = directory.split(os.sep)[0]
-    if first in {"", os.curdir, os.pardir} or first == own or first.startswith(f"{own}."):
+    if os.path.isabs(directory) or first == own or first.startswith(f"{own}."):
         return False
     path = os.path.join(top, directory)
     try:
-        return os.path.realpath(path) == path and os.path.isdir(path)
+        return os.path.realpath(path) == path and os.path.isdir(path)  # "." and ".." are not equal to what they mean
     except ValueError:  # a name that no file can have: not one that a job of ours wrote
-        return False
-
-
-def _exists(path: str) -> bool:
-    try:
-        return os.path.lexists(path)
-    except ValueError:
         return False
