@@ -408,6 +408,13 @@ def test_a_job_that_was_only_queued_with_other_overrides_has_nothing_to_move(lai
     assert laid.checkpoint("0") == "somebody else's"
 
 
+def test_files_are_their_outcomes_where_another_job_of_that_number_was_only_queued(laid: Laid) -> None:
+    laid.ran(0, "x=1")
+    laid.queued(0, "x=2")
+    assert laid.kept("x=1") == [0]
+    assert laid.resume("x=2").moved == ("0.1",)
+
+
 def test_a_start_in_the_journal_is_enough_where_the_pools_own_files_were_removed(laid: Laid) -> None:
     laid.ran(0, "x=1")
     shutil.rmtree(laid.files.job_dir(0))
