@@ -35,6 +35,7 @@ ORDER = (
     "_family",
     "_process",
     "_display",
+    "_resume",
     "_journal",
     "_settings",
     "_model",

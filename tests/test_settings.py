@@ -231,7 +231,6 @@ def test_several_nodes_need_a_port_that_all_of_them_know() -> None:
         ("mode", "ddp", "'single'"),
         ("start_method", "spawn", "'auto'"),
         ("start_method", "forkserver", "'auto'"),
-        ("resume", True, "false"),
         ("min_free_gpu_mem_gb", 4, "null"),
         ("share", False, "true"),
         ("output", "tee", "'file'"),

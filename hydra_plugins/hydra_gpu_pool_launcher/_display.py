@@ -110,7 +110,9 @@ class Lines:
 
     def show(self, event: dict[str, Any]) -> None:
         """One event of the journal."""
-        if event["event"] == "start":
+        if event["event"] == "resumed":
+            self._resumed(event)
+        elif event["event"] == "start":
             num = event["job"]
             self._slots[num] = ",".join(event["slots"])
             again = f", try {event['attempt']}" if event["attempt"] > 1 else ""
@@ -137,6 +139,26 @@ class Lines:
             if "the main process" in event["why"]:  # which counts the signals that it gets
                 say("Ctrl-C, once more, kills now", logging.WARNING)
 
+    def _resumed(self, event: dict[str, Any]) -> None:
+        """Nothing in a later batch whose numbers no earlier sweep had: it is as if nobody had asked."""
+        moved, left, kept = event["moved"], event["left"], event["kept"]
+        done = f"{kept} of {_count(len(self.jobs), 'job')} had completed and {'is' if kept == 1 else 'are'} "
+        done += "not run again"
+        if moved:
+            done += f"; {_count(len(moved), 'earlier job')} had other overrides, now in {self._names(moved)}"
+        if left:
+            done += f"; not moved, since it is not such a job's alone: {self._names(left)}"
+        if event["empty"]:
+            where = _from_here(self.files.sweep_dir)
+            say(f"resume: no earlier sweep was found in {where} (hydra.sweep.dir), so every job is run")
+        elif event["known"]:
+            say(f"resume: {done}")
+
+    def _names(self, directories: Sequence[str]) -> str:
+        """Paths of the sweep directory, as many of them as a line can take."""
+        shown = ", ".join(_from_here(os.path.join(self.files.sweep_dir, name)) for name in directories[:4])
+        return shown if len(directories) <= 4 else f"{shown} and {len(directories) - 4} more"
+
     def _ended(self, event: dict[str, Any]) -> None:
         job = f"{self._by_number[event['job']]} {event['status']}"
         if event["status"] == Status.COMPLETED.value:
@@ -146,7 +168,7 @@ class Lines:
 
     def summary(self) -> None:
         """One line per job: number, the overrides that differ, status, value or error, seconds, GPU and slot."""
-        unstarted = [end for end in self._ends.values() if not end["attempt"]]
+        unstarted = [e for e in self._ends.values() if not e["attempt"] and e["cause"] != Cause.RESUMED.value]
         if unstarted:
             why = _error(unstarted[0]).removesuffix("; it was not started")
             say(f"not started: {_count(len(unstarted), 'queued job')}: {why}", logging.ERROR)

@@ -24,6 +24,7 @@ from ._journal import Journal, SweepFiles
 from ._model import ConfigurationError, Ending, Job, Layout, Policy, Report, Slot, Start, Stop
 from ._pool import Close, Died, Pool, Request
 from ._result import Body
+from ._resume import Earlier, take_up
 from ._schedule import Schedule
 from ._verdict import LOST_AFTER_S
 
@@ -167,14 +168,16 @@ class _SystemWorld:
         *lines, self._unread = (self._unread + got).split(b"\n")
         return [event for line in lines for event in _from_line(line)]
 
-    def open(self, request: Request) -> None:
+    def open(self, request: Request) -> Earlier | None:
         if self._request is None or self._request.files != request.files:
             self._take_directory(request.files, request.fresh)
         assert self._journal is not None
         self._said_unsaved = False
+        earlier = take_up(request.files, request.jobs) if request.resume else None
         self._request = request
         # Main reads only now, and from here: until then, the file may be that of an earlier sweep.
         self.tell({"opened": os.fstat(self._journal.fd).st_size})
+        return earlier
 
     def _take_directory(self, files: SweepFiles, fresh: bool) -> None:
         self._close_files()
@@ -249,6 +252,7 @@ class _SystemWorld:
         files, num = request.files, start.job.num
         _journal.make_job_dir(files, num)
         _journal.clear_result(files, num)
+        _journal.set_aside_log(files, num)
         output = _journal.open_to_append(files.output(num))
         at_once = max(1, min(app.layout.jobs_at_once, len(request.jobs)))
         assignment = _job.Assignment(
@@ -325,6 +329,7 @@ def request_to_json(request: Request) -> dict[str, Any]:
         "environ": dict(request.environ),
         "cwd": request.cwd,
         "fresh": request.fresh,
+        "resume": request.resume,
     }
 
 
@@ -335,4 +340,5 @@ def _request_from_json(message: dict[str, Any]) -> Request:
         environ=message["environ"],
         cwd=message["cwd"],
         fresh=message["fresh"],
+        resume=message["resume"],
     )

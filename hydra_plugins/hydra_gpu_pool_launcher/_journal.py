@@ -121,14 +121,23 @@ def _claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
     fd = _lock(files, main_pid)
     jobs = os.path.join(files.root, "jobs")
     if fresh and (os.path.lexists(files.journal) or os.path.lexists(jobs)):
-        k = 1
-        while os.path.lexists(f"{files.root}.{k}"):
-            k += 1
-        os.rename(files.root, f"{files.root}.{k}")
+        move_aside(files.root)
         os.close(fd)
         fd = _lock(files, main_pid)  # of the new directory: whoever was faster has it
     make_private_dir(jobs)
     return fd
+
+
+def move_aside(path: str, suffix: str = "") -> str:
+    """Rename it to the first free of ``path.1``, ``path.2``, …, where nothing is; the new path. Raises OSError.
+
+    A ``suffix`` of the path stays at its end: ``output.log`` with ".log" becomes ``output.1.log``.
+    """
+    k = 1
+    while os.path.lexists(aside := f"{path.removesuffix(suffix)}.{k}{suffix}"):
+        k += 1
+    os.rename(path, aside)
+    return aside
 
 
 def _lock(files: SweepFiles, main_pid: int) -> int:
@@ -253,7 +262,7 @@ class JournalReader:
             self.offset += len(line)
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             yield event
 
@@ -274,6 +283,8 @@ def save_return(files: SweepFiles, num: int, payload: bytes, report: Report) -> 
         "sha256": report.sha256,
         "traceback": report.traceback,
         "out_of_memory": report.out_of_memory,
+        "overrides": report.overrides,
+        "directory": report.directory,
     }
     _replace(files.outcome(num), json.dumps(outcome).encode())
 
@@ -282,39 +293,75 @@ def load_report(files: SweepFiles, num: int) -> Report | None:
     """What the job says of itself; None where it did not come to say it, said only half, or it is no outcome."""
     try:
         with open(files.outcome(num), encoding="utf-8") as file:
-            outcome = json.load(file)
-        return Report(
-            Status(outcome["status"]),
-            outcome["error_type"],
-            outcome["error_text"],
-            outcome["value"],
-            outcome["sha256"],
-            outcome["traceback"],
-            outcome["out_of_memory"],
-        )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return _report(json.load(file))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _report(outcome: dict[str, Any]) -> Report:
+    directory = outcome.get("directory")
+    return Report(
+        Status(outcome["status"]),
+        outcome["error_type"],
+        outcome["error_text"],
+        outcome["value"],
+        outcome["sha256"],
+        outcome["traceback"],
+        out_of_memory=outcome["out_of_memory"],
+        overrides=overrides_from_json(outcome.get("overrides")),
+        directory=directory if isinstance(directory, str) else None,
+    )
+
+
+def overrides_from_json(value: Any) -> tuple[str, ...] | None:
+    """A job's overrides, as an outcome or the journal has them; None where that is no list of texts."""
+    if isinstance(value, list) and all(isinstance(override, str) for override in value):
+        return tuple(value)
+    return None
 
 
 def load_return(files: SweepFiles, num: int) -> Any:
     """What the job returned. Runs in main, and runs the code that unpickling runs.
 
-    Raises DamagedReturnError where the file is missing, another's, open to others, or not what outcome.json says.
+    Raises DamagedReturnError where a file is missing, another's, open to others, or not what outcome.json says.
     """
-    report = load_report(files, num)
-    if report is None:
-        raise DamagedReturnError(f"{files.outcome(num)} is missing or damaged")
+    return pickle.loads(read_return(files, num, trusted_report(files, num)))
+
+
+def trusted_report(files: SweepFiles, num: int) -> Report:
+    """What the job says of itself, from a file that only the user can have written. Raises DamagedReturnError."""
+    content = _read_private(files, num, files.outcome(num))
+    try:
+        return _report(json.loads(content))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DamagedReturnError(f"{files.outcome(num)} is damaged") from None
+
+
+def read_return(files: SweepFiles, num: int, report: Report) -> bytes:
+    """The pickle that the report speaks of, not loaded. Raises DamagedReturnError where it is not to be had."""
+    payload = _read_private(files, num, files.returned(num))
+    if digest(payload) != report.sha256:
+        raise DamagedReturnError(f"{files.returned(num)} is not the file that its outcome.json speaks of")
+    return payload
+
+
+def _read_private(files: SweepFiles, num: int, path: str) -> bytes:
     try:
         for directory in (files.root, os.path.dirname(files.job_dir(num)), files.job_dir(num)):
             _require_private(directory, os.lstat(directory))
-        with open(os.open(files.returned(num), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            _require_private(files.returned(num), os.fstat(file.fileno()))
-            payload = file.read()
+        # Without O_NONBLOCK, to open a named pipe would wait for its other end.
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            _require_private(path, os.fstat(file.fileno()))
+            return file.read()
     except OSError as error:
-        raise DamagedReturnError(f"{error.filename}: {error.strerror}") from None
-    if digest(payload) != report.sha256:
-        raise DamagedReturnError(f"{files.returned(num)} is not the file that its outcome.json speaks of")
-    return pickle.loads(payload)
+        raise DamagedReturnError(f"{error.filename or path}: {error.strerror}") from None
+
+
+def set_aside_log(files: SweepFiles, num: int) -> None:
+    """Before a try: what an earlier one printed stays readable, as output.1.log, output.2.log, … in their order."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.lstat(files.output(num)).st_size:  # of a start that the system refused, there is an empty one
+            move_aside(files.output(num), ".log")
 
 
 def clear_result(files: SweepFiles, num: int) -> None:

@@ -51,6 +51,11 @@ class GpuPool:
     def __init__(self, *, dir: str | os.PathLike[str] | None = None, **config: Any) -> None:  # noqa: A002
         require_pidfd()
         self._settings = checked(config, prefix="")
+        if self._settings.resume:
+            raise ConfigurationError(
+                "resume=true: only with Hydra, since the arguments of two calls cannot be compared as overrides can; "
+                "leave it at false."
+            )
         self._layout, lines = _devices.layout(self._settings, os.environ)
         for line in lines:
             say(line)

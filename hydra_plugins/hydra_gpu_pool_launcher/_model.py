@@ -91,6 +91,7 @@ class Cause(enum.Enum):
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     LOST = "lost"
+    RESUMED = "resumed"  # it completed in an earlier sweep, and was not run again
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,8 @@ class Report:
     value: Any  # the return value where JSON can say it, else None
     sha256: str  # of return.pickle; of late.pickle where the status is CANCELLED
     traceback: str | None = None
+    overrides: tuple[str, ...] | None = None  # what it was started with; None where the file does not tell
+    directory: str | None = None  # what Hydra made for it, relative to the sweep dir; None: nothing that is known
     out_of_memory: bool = False  # the exception, or one that led to it, says that a GPU's memory was full
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from ._journal import SweepFiles
@@ -37,6 +38,7 @@ from ._model import (
     Submitted,
 )
 from ._process import is_of_the_disk, is_refusal
+from ._resume import Earlier
 from ._schedule import Schedule
 
 
@@ -49,6 +51,7 @@ class Request:
     environ: Mapping[str, str]
     cwd: str
     fresh: bool  # the first launch of a sweep: what an earlier sweep left in the directory is moved aside
+    resume: bool = False  # what completed in an earlier sweep is not run again
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,11 @@ class World(Protocol):
     def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Ending | Died]:
         """What happened; empty when the deadline passed before anything did."""
 
-    def open(self, request: Request) -> None:
-        """Take the sweep directory and begin its journal. Raises ConfigurationError where it cannot be had."""
+    def open(self, request: Request) -> Earlier | None:
+        """Take the sweep directory and begin its journal; what is taken over from earlier sweeps, where that is asked.
+
+        Raises ConfigurationError where it cannot be had.
+        """
 
     def refuse(self, why: str) -> None:
         """Tell main that the request is not carried out."""
@@ -196,14 +202,20 @@ class Pool:
 
     def _launch(self, request: Request) -> None:
         try:
-            self.world.open(request)
+            earlier = self.world.open(request)
         except ConfigurationError as error:
             self.world.refuse(str(error))
             return
         self._launching = True
+        if earlier is not None:
+            self.world.record("resumed", **earlier.facts())
         for job in request.jobs:
             self.world.record("queued", job=job.num, overrides=job.overrides)
-        self._tell(Submitted(request.jobs))
+        kept = {} if earlier is None else earlier.kept
+        for job in request.jobs:
+            if job.num in kept:
+                self._end("end", End(job, 0, kept[job.num].outcome), kept[job.num].facts)
+        self._tell(Submitted(tuple(job for job in request.jobs if job.num not in kept)))
 
     def _tell(self, event: Event) -> None:
         self._carry_out(self.schedule.handle(event, self.world.now()))
@@ -276,9 +288,11 @@ class Pool:
         self.world.record("stop", job=num, cause=cause.value, why=why)
         return []
 
-    def _end(self, event: str, end: End | Retry) -> None:
+    def _end(
+        self, event: str, end: End | Retry, of_an_earlier_sweep: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
         outcome, running = end.outcome, self._running.pop(end.job.num, None)
-        facts: dict[str, Any] = {}
+        facts: dict[str, Any] = {**of_an_earlier_sweep}
         if running is not None:
             ended = self.world.now() if running.ended is None else running.ended
             facts["seconds"] = round(ended - running.started, 3)

@@ -37,11 +37,15 @@ _LONGEST_TEXT = 100_000
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a job: ``payload`` is what main gets back, ``value`` or ``error`` what the task made of it."""
+    """What became of a job: ``payload`` is what main gets back, ``value`` or ``error`` what the task made of it.
+
+    ``directory``: that of the job's own files, absolute; None where there is none.
+    """
 
     payload: object
     value: object = None
     error: Exception | None = None
+    directory: str | None = None
 
 
 class Body(Protocol):
@@ -73,13 +77,13 @@ def save(
     is kept, and the job has ended as cancelled.
     """
     try:
-        described_result, payload, report = _described(job, body, result)
+        described_result, payload, report = _described(files, job, body, result)
     except BaseException as error:
         traceback.print_exc()
         what = "value" if result.error is None else f"exception of type {type(result.error).__name__}"
         why = f"ended with a {what} that cannot even be looked at ({type(error).__name__})"
         failure = body.failure(job, JobError(job.num, job.overrides, why))
-        described_result, payload, report = _described(job, body, failure)
+        described_result, payload, report = _described(files, job, body, failure)
     if stopped is not None:
         then = "returned" if report.error_type is None else f"raised {report.error_type}: {report.error_text}"
         why = f"was cancelled: {stopped}; it then {then}"
@@ -88,8 +92,9 @@ def save(
     return described_result
 
 
-def _described(job: Job, body: Body, result: Result) -> tuple[Result, bytes, Report]:
+def _described(files: SweepFiles, job: Job, body: Body, result: Result) -> tuple[Result, bytes, Report]:
     text = _traceback_text(result.error)
+    directory = None if result.directory is None else os.path.relpath(result.directory, files.sweep_dir)
     result, payload = _sendable(job, body, result)
     report = Report(
         status=Status.COMPLETED if result.error is None else Status.FAILED,
@@ -99,6 +104,8 @@ def _described(job: Job, body: Body, result: Result) -> tuple[Result, bytes, Rep
         sha256=digest(payload),
         traceback=(text or _traceback_text(result.error) or "")[-_LONGEST_TEXT:] or None,
         out_of_memory=result.error is not None and _ran_out_of_memory(result.error),
+        overrides=job.overrides,
+        directory=directory,
     )
     return result, payload, report
 

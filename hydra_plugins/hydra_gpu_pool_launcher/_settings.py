@@ -159,7 +159,6 @@ DEFAULTS: Mapping[str, Any] = {
 _NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
     "mode": ("single",),
     "start_method": ("auto", "fork"),
-    "resume": (False,),
     "min_free_gpu_mem_gb": (None,),
     "share": (True,),
     "output": ("file",),

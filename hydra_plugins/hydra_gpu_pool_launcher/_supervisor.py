@@ -103,6 +103,8 @@ class Supervisor:
                         elif event["event"] == "retry":
                             ends.pop(event["job"], None)  # what stopped that try says nothing of the next
                         display.show(event)
+                if journal.path == os.devnull:
+                    ends = {job.num: _never_begun(request.files) for job in request.jobs}
             except BaseException:
                 self.close()  # whoever raised it (an app's signal handler, say) does not wait for the jobs
                 raise
@@ -131,6 +133,13 @@ def _opened(link: Link, files: SweepFiles) -> Iterator[JournalReader]:
             return
     with contextlib.closing(JournalReader(os.devnull)) as journal:
         yield journal  # the supervisor was killed before it could answer
+
+
+def _never_begun(files: SweepFiles) -> dict[str, Any]:
+    """In place of an "end" event: without it, what an earlier sweep left would be taken for the job's result."""
+    why = f"was lost: the supervisor was killed, or failed, before it could begin (see {files.supervisor_log})"
+    lost = {"event": "end", "attempt": 0, "status": Status.FAILED.value, "cause": Cause.LOST.value}
+    return {**lost, "error_type": JobLostError.__name__, "error_text": why, "value": None, "by_itself": False}
 
 
 def _follow(link: Link, journal: JournalReader) -> Iterator[dict[str, Any]]:
@@ -223,6 +232,8 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
     Runs in main, and loads the job's pickle: the code that this runs may raise, which is the job's error then.
     """
     report = _journal.load_report(files, job.num)
+    if report is not None and report.overrides not in (None, job.overrides):
+        report = None  # of another job that had this number, and whose result nobody was left to clear
     if end is not None and end["event"] == "stop":
         outcome = judge(Stopped(Cause(end["cause"]), end["why"]), Exit(None, signal.SIGKILL, 0, 0), None)
         return Settled(error=_error(job, outcome.error_type, outcome.error_text))
@@ -240,6 +251,8 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
         return Settled(error=JobLostError(job.num, job.overrides, f"was lost: {error}"))
     except (Exception, SystemExit) as error:
         why = f"returned what the main process cannot load ({type(error).__name__}: {error})"
+        if end is not None and end["cause"] == Cause.RESUMED.value:
+            why += f"; it completed in an earlier sweep: to have it run again, remove {files.outcome(job.num)}"
         return Settled(error=JobError(job.num, job.overrides, why))
 
 

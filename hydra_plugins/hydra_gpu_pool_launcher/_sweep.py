@@ -69,7 +69,9 @@ class Sweep:
                 f"{self._layout.jobs_at_once - len(jobs)} of {self._layout.jobs_at_once} slots stay idle in each batch"
             )
             say(f"{idle}: let the sweeper's batch (n_jobs, max_batch_size) be a multiple of the slots")
-        request = Request(jobs, files, dict(os.environ), working_directory(), fresh=files not in self._used)
+        resume = self._settings.resume
+        fresh = files not in self._used and not resume
+        request = Request(jobs, files, dict(os.environ), working_directory(), fresh=fresh, resume=resume)
         ends = self._supervisor.run(request, display(self._settings, jobs, files))
         self._failed |= self._settings.fail_fast and any(end.get("status") == Status.FAILED for end in ends.values())
         self._launches += 1
@@ -175,9 +177,10 @@ class _HydraBody:
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
         )
+        directory = config.hydra.runtime.output_dir
         if ret.status == JobStatus.FAILED:
-            return Result(ret, error=ret._return_value)
-        return Result(ret, value=ret._return_value)
+            return Result(ret, error=ret._return_value, directory=directory)
+        return Result(ret, value=ret._return_value, directory=directory)
 
     def failure(self, job: Job, error: Exception, instead_of: Result | None = None) -> Result:
         if instead_of is not None and isinstance(instead_of.payload, JobReturn):
