@@ -109,6 +109,26 @@ def test_a_job_has_the_signal_handlers_of_a_new_process(tmp_path: Path) -> None:
     assert handlers == (True, True, True, True, set())
 
 
+@pytest.mark.parametrize("action", [signal.SIG_DFL, signal.SIG_IGN])
+def test_the_signal_that_the_supervisor_hears_means_to_a_job_what_it_means_to_the_app(
+    tmp_path: Path, action: signal.Handlers
+) -> None:
+    old = signal.signal(signal.SIGUSR1, action)
+    try:
+        assert value(tmp_path, lambda: signal.getsignal(signal.SIGUSR1)) == action
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+
+
+def test_signals_that_the_app_has_blocked_are_blocked_in_jobs_but_for_those_that_stop_them(tmp_path: Path) -> None:
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
+    try:
+        blocked = value(tmp_path, lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    assert blocked == {signal.SIGUSR1, signal.SIGUSR2}
+
+
 def test_an_apps_handler_for_another_signal_works_in_jobs_and_only_there(tmp_path: Path) -> None:
     def handler(*_: object) -> None:
         seen.append(os.getpid())
