@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from . import _interpreter, _journal, _link, _process
-from ._display import Display
+from ._display import Display, say
 from ._guard import App, request_to_json
 from ._journal import DamagedReturnError, JournalReader, SweepFiles
 from ._link import Link, SupervisorGoneError
@@ -224,10 +224,12 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
         payload = _journal.load_return(files, job.num)
         return Settled(payload, failed=report.status is Status.FAILED, traceback=report.traceback)
     except DamagedReturnError as error:
-        return Settled(error=JobLostError(job.num, job.overrides, f"was lost: {error}"))
+        found: JobError = JobLostError(job.num, job.overrides, f"was lost: {error}")
     except (Exception, SystemExit) as error:
         why = f"returned what the main process cannot load ({type(error).__name__}: {error})"
-        return Settled(error=JobError(job.num, job.overrides, why))
+        found = JobError(job.num, job.overrides, why)
+    say(f"{found}; see {files.returned(job.num)}", logging.ERROR)  # the journal, and all lines so far, call it ended
+    return Settled(error=found)
 
 
 def with_remote_traceback(error: BaseException, text: str | None) -> BaseException:
