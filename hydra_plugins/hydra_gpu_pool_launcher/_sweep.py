@@ -19,10 +19,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from . import _devices
 from ._display import display, say
 from ._guard import App
-from ._interpreter import other_threads
+from ._interpreter import environ_for_jobs, other_threads, wandb_run
 from ._job import call
 from ._journal import SweepFiles
-from ._machine import cores
+from ._machine import bound_to_one_core, cores
 from ._model import ConfigurationError, Job, Layout, Settings
 from ._pool import Request
 from ._process import require_pidfd
@@ -67,7 +67,7 @@ class Sweep:
                 f"{self._layout.jobs_at_once - len(jobs)} of {self._layout.jobs_at_once} slots stay idle in each batch"
             )
             say(f"{idle}: let the sweeper's batch (n_jobs, max_batch_size) be a multiple of the slots")
-        request = Request(jobs, files, dict(os.environ), working_directory(), fresh=files not in self._used)
+        request = Request(jobs, files, environ_for_jobs(), working_directory(), fresh=files not in self._used)
         ends = self._supervisor.run(request, display(self._settings, jobs, files))
         self._launches += 1
         self._used.add(files)
@@ -89,6 +89,19 @@ def start_supervisor(body: Body, layout: Layout, settings: Settings) -> Supervis
         say(
             f"{len(threads)} other threads run in the main process ({', '.join(threads)}): a lock that one of them "
             "holds while a job is forked stays locked in the job",
+            logging.WARNING,
+        )
+    if bound_to_one_core():
+        say(
+            f"the main process may use one CPU core of {os.cpu_count()}, and all jobs will share it: unless that is "
+            "meant, look for taskset, a scheduler or a container that allows no more, or for an import that has set "
+            "it (os.sched_getaffinity(0) tells when)",
+            logging.WARNING,
+        )
+    if wandb_run():
+        say(
+            "a wandb run is active in the main process, and jobs would log to it, all of them: call wandb.finish() "
+            "before the sweep, and wandb.init() in the task function",
             logging.WARNING,
         )
     supervisor = Supervisor(
