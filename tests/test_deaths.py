@@ -11,15 +11,19 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import deaths_app
 import pytest
 from support import LIMIT_S, write_sweeper
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Hydra 1.3 warns of a main without version_base, and Hydra 1.4 of one with it
+    import deaths_app
 
 START_METHODS = ["fork"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import os
@@ -179,16 +178,23 @@ class _HydraBody:
 
     def failure(self, job: Job, error: Exception, instead_of: Result | None = None) -> Result:
         if instead_of is not None and isinstance(instead_of.payload, JobReturn):
-            ret = copy.copy(instead_of.payload)
+            ret = _copy(instead_of.payload)
             ret.status, ret.return_value = JobStatus.FAILED, error
             return Result(ret, error=error)
         return Result(_failed(job, error), error=error)
 
     def without_config(self, result: Result) -> Result:
-        ret = copy.copy(result.payload)
-        assert isinstance(ret, JobReturn)
+        assert isinstance(result.payload, JobReturn)
+        ret = _copy(result.payload)
         ret.cfg, ret.hydra_cfg = _plain_config(ret.cfg), _plain_config(ret.hydra_cfg)
         return replace(result, payload=ret)
+
+
+def _copy(ret: JobReturn) -> JobReturn:
+    """As copy.copy, which under Hydra 1.4 puts a RuntimeError in the place of an exception that does not pickle."""
+    copied = JobReturn()
+    vars(copied).update(vars(ret))
+    return copied
 
 
 def _plain_config(config: DictConfig | None) -> DictConfig | None:
