@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-gpu check clean
+.PHONY: help demo test test-all test-gpu chaos check clean
 
 help: ## these lines
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -22,6 +22,11 @@ test-gpu: $(INSTALLED) ## the tests that need a real GPU
 
 test-all: $(INSTALLED) ## the tests, in every environment of tox; needs Python 3.10 to 3.13 on PATH
 	$(BIN)/tox run
+
+MINUTES ?= 20
+
+chaos: $(INSTALLED) ## sweeps whose processes are killed at random, and resumed, for MINUTES=20
+	$(BIN)/python tests/chaos.py --minutes $(MINUTES)
 
 check: $(INSTALLED) ## types, lint, format
 	$(BIN)/mypy
@@ -43,5 +48,5 @@ $(INSTALLED): setup.py $(wildcard requirements/*.txt)
 	@rm -f $@
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c requirements/constraints.txt setuptools
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c requirements/constraints.txt \
-	  --use-pep517 --no-build-isolation -e '.[dev,example]'
+	  --use-pep517 --no-build-isolation -e '.[dev,example,clients]'
 	@touch $@

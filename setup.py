@@ -59,6 +59,8 @@ setup(
         "gpu": ["nvidia-ml-py"],
         "ray": ["hydra-ray-launcher>=1.2"],  # to compare with
         "example": ["scikit-learn", "torch"],
+        # What jobs are tested with where torch is there.
+        "clients": ["intel-openmp; platform_machine == 'x86_64'", "lightning"],
         "dev": [
             "build",
             "hydra-optuna-sweeper",

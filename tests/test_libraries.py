@@ -45,6 +45,25 @@ print("done", torch.get_num_threads())
     assert done.stdout == "done 4\n", done.stderr
 
 
+INTEL = Path(sys.prefix, "lib", "libiomp5.so")
+
+
+@needs_torch
+@pytest.mark.skipif(not INTEL.exists(), reason="intel-openmp is not installed")
+def test_jobs_compute_in_parallel_under_intels_openmp_too(run_app: RunApp) -> None:
+    """It survives a fork by itself, and hangs main when it is paused a second time: it has to be left alone."""
+    source = f"""{WARM}
+import threadpoolctl
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
+for _ in range(5):
+    assert [o.value for o in GpuPool(cpu_slots=2).map(warm, [{{}}] * 2)] == [4_000_000] * 2
+    assert warm() == 4_000_000
+print([pool["prefix"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "openmp"])
+"""
+    done = run_app(source, env={"LD_PRELOAD": str(INTEL)})
+    assert "libiomp" in done.stdout, done.stderr
+
+
 COMPUTING = """
 import __main__
 values = []

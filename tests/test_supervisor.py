@@ -7,6 +7,7 @@ of it has it too, so that the pipe ends exactly when the last of them is gone. J
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +33,8 @@ import {package}
 from {package} import GpuPool
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup, this
+if "KEEP_HUP" not in os.environ:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup, this
 
 def report(text=""):
     os.write(LIFELINE, f"{{os.getpid()}} {{text}}\\n".encode())
@@ -66,6 +69,12 @@ def with_daemon(x):
     report(os.read(read, 20).decode())
     signal.pause()
 
+def held(x):  # answers Ctrl-C, and goes on
+    try:
+        {{"sleeping": sleeping, "deaf": deaf, "with_child": with_child, "with_daemon": with_daemon}}[KIND](x)
+    except KeyboardInterrupt:
+        signal.pause()
+
 {source}
 """
 
@@ -81,6 +90,7 @@ class App:
     directory: Path
     _unread: bytes = b""
     pidfds: list[int] = field(default_factory=list)
+    children: list[int] = field(default_factory=list)  # of the jobs, as far as they have reported them
 
     def report(self) -> str:
         """Block until the next line; "" when everybody is gone."""
@@ -99,12 +109,14 @@ class App:
         for _ in range(count):
             pid, *children = map(int, self.report().split())
             pids.append(pid)
+            self.children += children
             self.pidfds += [_process.pidfd_open(child) for child in (pid, *children)]
         return pids
 
     def relatives(self) -> dict[str, int]:
-        """The pids of guard and supervisor."""
-        guard = int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0])
+        """The pids of guard and supervisor. The guard is main's youngest child."""
+        by_thread = (task.read_text().split() for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"))
+        guard = int([pid for pids in by_thread for pid in pids][-1])
         supervisor = int(Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0])
         return {"guard": guard, "supervisor": supervisor}
 
@@ -134,16 +146,9 @@ def start_app(tmp_path: Path) -> Iterator[StartApp]:
         text = APP.format(package="hydra_plugins.hydra_gpu_pool_launcher", source=f"{before}\n{source}")
         read, write = os.pipe()
         (tmp_path / "app.py").write_text(f"LIFELINE = {write}\n{text}")
-        process = subprocess.Popen(
-            [*prefix, sys.executable, "app.py"],
-            cwd=tmp_path,
-            pass_fds=[write],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            **popen,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        command = [*prefix, sys.executable, "app.py"]
+        process = subprocess.Popen(command, cwd=tmp_path, pass_fds=[write], text=True, **{**streams, **popen})
         os.close(write)
         apps.append(App(process, read, tmp_path))
         return apps[-1]
@@ -211,12 +216,15 @@ def test_results_survive_the_supervisor(start_app: StartApp) -> None:
     assert app.process.communicate(timeout=LIMIT_S)[0] == "[42, None]\n"
 
 
-@pytest.mark.parametrize("who", ["main", "supervisor"])
-def test_a_sweep_that_is_signalled_process_by_process_ends_as_a_whole(start_app: StartApp, who: str) -> None:
-    app = start_app(RUN.format(grace=0.2, job="sleeping"))
+@pytest.mark.parametrize("job", KINDS)
+@pytest.mark.parametrize("first", ["main", "jobs"])
+def test_a_sweep_that_is_signalled_process_by_process_ends_as_a_whole(
+    start_app: StartApp, first: str, job: str
+) -> None:
+    app = start_app(RUN.format(grace=0.2, job=job))
     jobs = app.wait_for_jobs(2)
-    everybody = [app.process.pid, *app.relatives().values(), *jobs]
-    for pid in everybody if who == "main" else reversed(everybody):
+    everybody = [app.process.pid, *app.relatives().values(), *jobs, *app.children]
+    for pid in everybody if first == "main" else reversed(everybody):
         with contextlib.suppress(ProcessLookupError):  # gone already, of the signals before
             os.kill(pid, signal.SIGTERM)
     app.assert_nothing_is_left()
@@ -257,13 +265,14 @@ def test_a_person_is_told_what_ctrl_c_does_and_what_was_not_started(start_app: S
     assert "3 CANCELLED:\n" in err
 
 
-def test_a_second_ctrl_c_kills_without_waiting_for_the_grace_to_end(start_app: StartApp) -> None:
-    app = start_app(RUN.format(grace=1e6, job="deaf"))
+@pytest.mark.parametrize("job", KINDS)
+def test_a_second_ctrl_c_kills_without_waiting_for_the_grace_to_end(start_app: StartApp, job: str) -> None:
+    app = start_app(RUN.format(grace=1e6, job="held"), before=f"KIND = {job!r}", start_new_session=True)
     app.wait_for_jobs(2)
-    app.process.send_signal(signal.SIGINT)
+    os.killpg(app.process.pid, signal.SIGINT)
     while [e["event"] for e in app.journal()].count("stop") < 2:
         os.sched_yield()
-    app.process.send_signal(signal.SIGINT)
+    os.killpg(app.process.pid, signal.SIGINT)
     assert app.process.wait(LIMIT_S) == -signal.SIGINT
     app.assert_nothing_is_left()
 
@@ -296,6 +305,128 @@ def test_what_a_stopped_job_returns_is_kept_but_not_as_its_result(start_app: Sta
     directory = app.directory / "sweep/.gpu_pool/jobs/0"
     assert sorted(path.name for path in directory.iterdir()) == ["late.pickle", "output.log"]
     assert app.ends()[0][0] == "CANCELLED"
+
+
+@dataclass
+class Terminal:
+    """A terminal with which an app is started, as its controlling one; ``close`` is what closing its window does."""
+
+    master: int
+    slave: int
+
+    def popen(self) -> dict[str, Any]:
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), self.slave)
+        return {
+            **streams,
+            "start_new_session": True,
+            "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        }
+
+    def close(self) -> None:
+        for fd in (self.slave, self.master):
+            if fd >= 0:
+                os.close(fd)
+        self.master = self.slave = -1
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal(*os.openpty())
+    yield terminal
+    terminal.close()
+
+
+@pytest.mark.parametrize("job", KINDS)
+def test_nothing_is_left_of_a_sweep_whose_terminal_is_closed(start_app: StartApp, terminal: Terminal, job: str) -> None:
+    app = start_app(RUN.format(grace=0.2, job=job), **terminal.popen())
+    app.wait_for_jobs(2)
+    terminal.close()
+    assert app.process.wait(LIMIT_S) == -signal.SIGHUP
+    app.assert_nothing_is_left()
+    assert app.ends()[0] == ("CANCELLED", "was cancelled: SIGHUP to the main process, whose terminal was closed")
+
+
+def test_a_sweep_under_nohup_outlives_its_terminal(start_app: StartApp, terminal: Terminal) -> None:
+    app = start_app(
+        "def job(x):\n    report()\n    return signal.sigwait([signal.SIGUSR1])\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+        "outcomes = GpuPool(cpu_slots=2, dir='sweep').map(job, [dict(x=x) for x in range(3)])\n"
+        "report(str([o.status == 'COMPLETED' for o in outcomes]))",
+        prefix=("nohup",),
+        env={**os.environ, "KEEP_HUP": "1"},
+        **terminal.popen(),
+    )
+    jobs = app.wait_for_jobs(2)
+    terminal.close()
+    for pid in jobs:
+        os.kill(pid, signal.SIGUSR1)
+    os.kill(app.wait_for_jobs(1)[0], signal.SIGUSR1)
+    assert app.report().split(maxsplit=1)[1] == "[True, True, True]"
+    assert app.process.wait(LIMIT_S) == 0
+    app.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_suspended_main_keeps_no_job_alive(start_app: StartApp, signum: signal.Signals) -> None:
+    """What it is sent besides SIGKILL waits until it goes on; the grace of its jobs does not wait for it."""
+    app = start_app(RUN.format(grace=0.2, job="deaf"))
+    app.wait_for_jobs(2)
+    app.process.send_signal(signal.SIGSTOP)
+    if signum == signal.SIGKILL:
+        app.process.kill()
+    else:
+        os.kill(app.relatives()["supervisor"], signum)
+    for pidfd in app.pidfds:
+        assert _process.wait_readable([pidfd], LIMIT_S), "a job is alive while main is suspended"
+    app.process.send_signal(signal.SIGCONT)
+    assert app.process.wait(LIMIT_S) == (-signal.SIGKILL if signum == signal.SIGKILL else 0)
+    app.assert_nothing_is_left()
+
+
+ENDS: dict[str, Callable[[App], None]] = {
+    "SIGINT": lambda app: app.process.send_signal(signal.SIGINT),
+    "SIGTERM": lambda app: app.process.terminate(),
+    "SIGKILL": lambda app: app.process.kill(),
+    "SIGKILL to the supervisor": lambda app: os.kill(app.relatives()["supervisor"], signal.SIGKILL),
+    "SIGKILL to the guard": lambda app: os.kill(app.relatives()["guard"], signal.SIGKILL),
+}
+
+
+OWN = """
+def start(is_daemon):
+    if os.fork() == 0:
+        if is_daemon:
+            os.setsid()
+        if not is_daemon or os.fork() == 0:
+            report()
+            os.close(LIFELINE)
+            while True:
+                signal.pause()
+        os._exit(0)
+
+start(is_daemon=False)
+start(is_daemon=True)
+report(subprocess.Popen(["sleep", "1000"]).pid)
+"""
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_the_app_had_started_and_what_others_run_beside_it_is_never_touched(start_app: StartApp, end: str) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        app = start_app(RUN.format(grace=0.2, job="with_daemon"), before=OWN)
+        of_the_app = {int(app.report().split()[-1]) for _ in range(3)}
+        untouched = [_process.pidfd_open(pid) for pid in (other.pid, *of_the_app)]
+        app.wait_for_jobs(2)
+        ENDS[end](app)
+        app.assert_nothing_is_left()
+        app.process.wait(LIMIT_S)
+        assert _process.wait_readable(untouched, 0) == []
+        for pid in of_the_app:  # orphans, which have fallen to us
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        other.kill()
+    for pidfd in untouched:
+        os.close(pidfd)
 
 
 def test_what_is_ignored_stays_ignored_as_under_nohup(start_app: StartApp) -> None:
@@ -374,17 +505,40 @@ def test_a_sweep_in_a_thread_that_ends_with_it_works(start_app: StartApp) -> Non
     assert "other threads run in the main process" not in err or "MainThread" in err
 
 
-def test_as_the_first_process_of_a_container_main_exits_with_the_shells_code(start_app: StartApp) -> None:
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("job", ["deaf", "with_daemon"])
+def test_nothing_is_left_of_a_sweep_whose_main_thread_ends_while_another_runs_it(
+    start_app: StartApp, end: str, job: str
+) -> None:
+    app = start_app(
+        f"thread = threading.Thread(target=lambda: {RUN.format(grace=0.2, job=job)})\n"
+        "threading.Thread(target=thread.start).start()"
+    )
+    app.wait_for_jobs(2)
+    ENDS[end](app)
+    app.assert_nothing_is_left()
+    app.process.wait(LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("signum", "job"),
+    [*((signal.SIGTERM, kind) for kind in KINDS), (signal.SIGINT, "with_daemon"), (signal.SIGHUP, "with_daemon")],
+)
+def test_as_the_first_process_of_a_container_main_exits_with_the_shells_code(
+    start_app: StartApp, signum: signal.Signals, job: str
+) -> None:
     unshare = shutil.which("unshare")
     prefix = (unshare or "", "--pid", "--fork", "--kill-child", "--mount-proc")
     if unshare is None or subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no PID namespace can be made here")
-    app = start_app(
-        "def job(x):\n    if x: os.kill(1, signal.SIGTERM)\n    signal.pause()\n" + RUN.format(grace=60, job="job"),
-        prefix=prefix,
-    )
-    assert app.process.wait(LIMIT_S) == 128 + signal.SIGTERM
+    app = start_app(RUN.format(grace=0.2, job=job), prefix=prefix)
+    for _ in range(2):
+        app.report()  # in the numbers of its namespace
+    main = Path(f"/proc/{app.process.pid}/task/{app.process.pid}/children").read_text()
+    os.kill(int(main), signum)
+    assert app.process.wait(LIMIT_S) == 128 + signum
     app.assert_nothing_is_left()
+    assert {status for status, _ in app.ends().values()} == {"CANCELLED"}
 
 
 def test_a_second_sweep_in_the_directory_of_a_live_one_is_refused_by_its_pid(start_app: StartApp) -> None:

@@ -204,6 +204,25 @@ def test_the_supervisor_is_forked_anew_for_each_batch_while_main_is_clean(
     assert len({line.split(" COMPLETED ")[1].split()[0] for line in lines}) == supervisors
 
 
+def test_a_supervisor_that_was_forked_in_a_thread_outlives_it(run_app: RunApp, tmp_path: Path) -> None:
+    """What the kernel ends with its parent ends with the thread that forked it: that may be none of main's."""
+    setup = """
+    def setup(self, **kwargs):
+        def set_up():
+            self.launcher = Plugins.instance().instantiate_launcher(**kwargs)
+        thread = threading.Thread(target=set_up)
+        thread.start()
+        thread.join()
+        threading.Thread(target=threading.Event().wait, daemon=True).start()  # so that it is not forked anew
+"""
+    write_sweeper(tmp_path, BATCHES.format(between="        pass"))
+    with (tmp_path / "hydra_plugins/own_sweeper.py").open("a") as file:
+        file.write(setup)
+    lines = returns(run_app(app("return os.getppid()"), *POOL, "hydra/sweeper=own"))
+    assert ["COMPLETED" in line for line in lines] == [True] * 6
+    assert len({line.split(" COMPLETED ")[1].split()[0] for line in lines}) == 1
+
+
 def test_threads_in_main_at_setup_are_named_in_one_warning(run_app: RunApp) -> None:
     source = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='logger').start()\n"
     done = run_app(source + app("return 1"), *POOL, "+x=1,2")

@@ -29,6 +29,9 @@ _CUDA_ERROR_NOT_INITIALIZED = 3
 _OMP_PAUSE_HARD = 2
 _TRACKER_S = 5.0
 
+_OF_ONE_WANDB_RUN = {"WANDB_SERVICE", "WANDB_RUN_ID"}
+"""What wandb.init() sets in the environment, for the processes that belong to its run."""
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """What the numeric libraries read when they are loaded; the first is the one that all of them honour."""
 
@@ -36,6 +39,32 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 def other_threads() -> list[str]:
     """The names of the Python threads of this process beside the calling one."""
     return [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+
+
+def wandb_run() -> bool:
+    """True where a run of Weights & Biases is active here: every fork would log to it, through one connection."""
+    return getattr(sys.modules.get("wandb"), "run", None) is not None
+
+
+def environ_for_jobs() -> dict[str, str]:
+    """This process's environment as jobs may have it: without what wandb has set for the run of this process alone.
+
+    Of those variables, jobs get what was there when this program was started: a run that the user names for all of them
+    is the user's business.
+    """
+    environ = dict(os.environ)
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            at_start = dict(entry.partition(b"=")[::2] for entry in file.read().split(b"\0"))
+    except OSError:
+        return environ
+    for name in environ.keys() & _OF_ONE_WANDB_RUN:
+        before = at_start.get(os.fsencode(name))
+        if before is None:
+            del environ[name]
+        else:
+            environ[name] = os.fsdecode(before)
+    return environ
 
 
 def cuda_state() -> str | None:

@@ -186,3 +186,8 @@ def cores() -> int:
         except (OSError, ValueError):
             pass  # no such file in the root, or "max": no quota here
     return max(1, int(most))
+
+
+def bound_to_one_core() -> bool:
+    """True where the affinity of this process leaves it one of several cores, and so every job of it."""
+    return len(os.sched_getaffinity(0)) == 1 and (os.cpu_count() or 1) > 1

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import _devices
 from ._display import display, say
+from ._interpreter import environ_for_jobs
 from ._job import call
 from ._journal import SweepFiles
 from ._model import ConfigurationError, Job, JobCancelledError, Status
@@ -80,7 +81,7 @@ class GpuPool:
         files = SweepFiles(self._dir)
         supervisor = start_supervisor(_CallBody(function, calls), self._layout, self._settings)
         try:
-            request = Request(jobs, files, dict(os.environ), working_directory(), fresh=True)
+            request = Request(jobs, files, environ_for_jobs(), working_directory(), fresh=True)
             ends = supervisor.run(request, display(self._settings, jobs, files))
             return [_outcome(job, files, ends.get(job.num)) for job in jobs]  # while the directory is still ours
         finally:

@@ -248,12 +248,14 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
         payload = _journal.load_return(files, job.num)
         return Settled(payload, failed=report.status is Status.FAILED, traceback=report.traceback)
     except DamagedReturnError as error:
-        return Settled(error=JobLostError(job.num, job.overrides, f"was lost: {error}"))
+        found: JobError = JobLostError(job.num, job.overrides, f"was lost: {error}")
     except (Exception, SystemExit) as error:
         why = f"returned what the main process cannot load ({type(error).__name__}: {error})"
         if end is not None and end["cause"] == Cause.RESUMED.value:
             why += f"; it completed in an earlier sweep: to have it run again, remove {files.outcome(job.num)}"
-        return Settled(error=JobError(job.num, job.overrides, why))
+        found = JobError(job.num, job.overrides, why)
+    say(f"{found}; see {files.returned(job.num)}", logging.ERROR)  # the journal, and all lines so far, call it ended
+    return Settled(error=found)
 
 
 def _error(job: Job, name: str | None, why: str | None) -> JobError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import os
@@ -19,10 +18,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from . import _devices
 from ._display import display, say
 from ._guard import App
-from ._interpreter import other_threads
+from ._interpreter import environ_for_jobs, other_threads, wandb_run
 from ._job import call
 from ._journal import SweepFiles
-from ._machine import cores
+from ._machine import bound_to_one_core, cores
 from ._model import ConfigurationError, Job, Layout, Policy, Settings, Status
 from ._pool import Request
 from ._process import require_pidfd
@@ -71,7 +70,7 @@ class Sweep:
             say(f"{idle}: let the sweeper's batch (n_jobs, max_batch_size) be a multiple of the slots")
         resume = self._settings.resume
         fresh = files not in self._used and not resume
-        request = Request(jobs, files, dict(os.environ), working_directory(), fresh=fresh, resume=resume)
+        request = Request(jobs, files, environ_for_jobs(), working_directory(), fresh=fresh, resume=resume)
         ends = self._supervisor.run(request, display(self._settings, jobs, files))
         self._failed |= self._settings.fail_fast and any(end.get("status") == Status.FAILED for end in ends.values())
         self._launches += 1
@@ -94,6 +93,19 @@ def start_supervisor(body: Body, layout: Layout, settings: Settings) -> Supervis
         say(
             f"{len(threads)} other threads run in the main process ({', '.join(threads)}): a lock that one of them "
             "holds while a job is forked stays locked in the job",
+            logging.WARNING,
+        )
+    if bound_to_one_core():
+        say(
+            f"the main process may use one CPU core of {os.cpu_count()}, and all jobs will share it: unless that is "
+            "meant, look for taskset, a scheduler or a container that allows no more, or for an import that has set "
+            "it (os.sched_getaffinity(0) tells when)",
+            logging.WARNING,
+        )
+    if wandb_run():
+        say(
+            "a wandb run is active in the main process, and jobs would log to it, all of them: call wandb.finish() "
+            "before the sweep, and wandb.init() in the task function",
             logging.WARNING,
         )
     supervisor = Supervisor(
@@ -184,16 +196,23 @@ class _HydraBody:
 
     def failure(self, job: Job, error: Exception, instead_of: Result | None = None) -> Result:
         if instead_of is not None and isinstance(instead_of.payload, JobReturn):
-            ret = copy.copy(instead_of.payload)
+            ret = _copy(instead_of.payload)
             ret.status, ret.return_value = JobStatus.FAILED, error
             return Result(ret, error=error)
         return Result(_failed(job, error), error=error)
 
     def without_config(self, result: Result) -> Result:
-        ret = copy.copy(result.payload)
-        assert isinstance(ret, JobReturn)
+        assert isinstance(result.payload, JobReturn)
+        ret = _copy(result.payload)
         ret.cfg, ret.hydra_cfg = _plain_config(ret.cfg), _plain_config(ret.hydra_cfg)
         return replace(result, payload=ret)
+
+
+def _copy(ret: JobReturn) -> JobReturn:
+    """As copy.copy, which under Hydra 1.4 puts a RuntimeError in the place of an exception that does not pickle."""
+    copied = JobReturn()
+    vars(copied).update(vars(ret))
+    return copied
 
 
 def _plain_config(config: DictConfig | None) -> DictConfig | None:
