@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -117,6 +118,30 @@ def test_a_job_that_crashed_is_tried_again_under_its_number_and_completes(tmp_pa
     assert [(tmp_path / f"tries{x}").stat().st_size for x in range(3)] == [1, 3, 1]
     logs = [Path(results[1].log).with_name(name) for name in ("output.1.log", "output.2.log", "output.log")]
     assert [log.read_text() for log in logs] == ["try 1\n", "try 2\n", "try 3\n"]
+
+
+def test_a_retried_job_finds_in_its_directory_what_its_earlier_try_has_left(run_app: RunApp, tmp_path: Path) -> None:
+    source = """
+import hydra, os
+from hydra.core.hydra_config import HydraConfig
+
+@hydra.main(version_base=None, config_path=None)
+def main(cfg):
+    checkpoint = os.path.join(HydraConfig.get().runtime.output_dir, "checkpoint")
+    if not os.path.exists(checkpoint):
+        open(checkpoint, "w").write("half")
+        os._exit(3)
+    return cfg.x, open(checkpoint).read()
+
+if __name__ == "__main__":
+    main()
+"""
+    launcher = ["-m", "hydra/launcher=gpu_pool", "hydra.launcher.cpu_slots=1", "hydra.launcher.max_retries=1"]
+    done = run_app(source, *launcher, "hydra.sweep.dir=sweep", "+x=1,2")
+    assert done.returncode == 0, done.stderr
+    journal = [json.loads(line) for line in (tmp_path / "sweep/.gpu_pool/journal.jsonl").read_text().splitlines()]
+    ends = [(e["job"], e["attempt"], e["value"]) for e in journal if e["event"] == "end"]
+    assert ends == [(0, 2, [1, "half"]), (1, 2, [2, "half"])]
 
 
 def test_when_the_last_try_fails_its_error_is_the_jobs(tmp_path: Path) -> None:
