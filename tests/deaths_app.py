@@ -339,10 +339,10 @@ def inject(unforkable: int, unreapable: int) -> None:
     start, reap = _family.Family.start, _family._reap_leader
     held = set()
 
-    def injected_start(self: _family.Family, key: int, main: Callable[[frozenset[int]], int]) -> int:
+    def injected_start(self: _family.Family, key: int, *how: Any, **else_: Any) -> int:
         if key == unforkable:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        pid = start(self, key, main)
+        pid = start(self, key, *how, **else_)
         if key == unreapable:
             held.add(pid)
         return pid

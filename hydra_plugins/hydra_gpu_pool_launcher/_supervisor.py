@@ -254,7 +254,8 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
         if end is not None and end["cause"] == Cause.RESUMED.value:
             why += f"; it completed in an earlier sweep: to have it run again, remove {files.outcome(job.num)}"
         found = JobError(job.num, job.overrides, why)
-    say(f"{found}; see {files.returned(job.num)}", logging.ERROR)  # the journal, and all lines so far, call it ended
+    with contextlib.suppress(Exception):  # of a logging handler of the app's: it is no reason to lose the others
+        say(f"{found}; see {files.returned(job.num)}", logging.ERROR)  # its own line says COMPLETED
     return Settled(error=found)
 
 
