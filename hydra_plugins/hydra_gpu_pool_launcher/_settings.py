@@ -158,7 +158,6 @@ DEFAULTS: Mapping[str, Any] = {
 # What is still to be written. Per key: the values, as checked, that work today.
 _NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
     "mode": ("single",),
-    "start_method": ("auto", "fork"),
     "stagger_s": (0,),
     "timeout_min": (None,),
     "max_retries": (0,),

@@ -9,13 +9,13 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-from . import _interpreter, _journal, _link, _process
-from ._display import Display
-from ._guard import App, request_to_json
+from . import _carry, _interpreter, _journal, _link, _process
+from ._display import Display, say
+from ._guard import App, Fresh, request_to_json
 from ._journal import DamagedReturnError, JournalReader, SweepFiles
 from ._link import Link, SupervisorGoneError
 from ._model import (
@@ -38,6 +38,9 @@ _STOPPED_BY = {
 }
 
 
+StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
+
+
 class Supervisor:
     """Main's handle. It forks the supervisor, and ends it when it is closed, collected, or main exits.
 
@@ -45,39 +48,124 @@ class Supervisor:
     directory does not allow a sweep.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, start_method: StartMethod = "auto") -> None:
         self.app = app
         self.busy = False
+        self._asked = start_method
+        self._method: StartMethod = "fork"  # the one in use
         self._link: Link | None = None
         self._close: Callable[[], object] = lambda: None
 
     def start(self) -> None:
-        """Fork a supervisor from this process as it is now."""
-        state = _interpreter.jax_state() or (None if self.app.layout.on_cpu else _interpreter.cuda_state())
+        """Start a supervisor by the method that was asked for; with auto, by the first that is safe.
+
+        From this process as it is now, or, with forkserver, from the app as a fresh interpreter imports it.
+        """
+        why = None
+        if self._asked in {"auto", "fork"}:
+            why = self._fork()
+            if why is None:
+                return
+            if self._asked == "fork":
+                raise ConfigurationError(
+                    f"gpu_pool cannot fork jobs from this process: {why}; leave start_method at auto, or move what "
+                    "initialises it (torch.cuda.is_available() is enough) from the top of the script into the task "
+                    "function."
+                )
+        try:
+            carried = _carry.carried(self.app, self.app.body)
+            answer = self._import_again(carried, trial=self._asked == "spawn")
+            if self._asked != "spawn" and answer["unsafe"] is None:
+                if why is not None:
+                    say(_line("forkserver", f"in the main process, {why}", carried), logging.WARNING)
+                return
+            module = answer["module"] or carried.preparation.app
+            self._require_spawn(answer, module, carried.preparation.app)
+            self._spawn(carried)
+        except ConfigurationError as error:
+            if why is None:
+                raise
+            raise ConfigurationError(f"Jobs cannot be forked from this process ({why}), and {error}") from error
+        if self._asked != "spawn":
+            say(_line("spawn", f"after the import of {module}, {answer['unsafe']}", carried), logging.WARNING)
+
+    def _require_spawn(self, answer: dict[str, Any], module: str, app: str) -> None:
+        """Raise ConfigurationError where this import does not allow spawn, or the user does not."""
+        if self._asked == "forkserver":
+            raise ConfigurationError(
+                f"start_method: forkserver cannot fork jobs from an interpreter that has imported {app}: after the "
+                f"import of {module}, {answer['unsafe']}; move that import into the task function, or use "
+                "start_method: spawn."
+            )
+        if answer["sets"] is not None:
+            raise ConfigurationError(
+                f"{app} sets {answer['sets']} when it is imported, over what start_method: spawn has set for each job; "
+                "set it outside of the app, or use the key gpus."
+            )
+
+    def _fork(self) -> str | None:
+        """Fork a supervisor, to fork the jobs from; or a clause that says why that is not safe."""
+        on_cpu = self.app.layout.on_cpu
+        state = _interpreter.unsafe_to_fork(on_cpu=on_cpu)
         if state is not None:
-            raise ConfigurationError(
-                f"gpu_pool cannot fork jobs from this process: {state}; move what initialises it "
-                "(torch.cuda.is_available() is enough) from the top of the script into the task function."
-            )
+            return state
+        if self._link is None and (threads := _interpreter.other_threads()):
+            _warn_of_threads(threads, "the main process")
         link = _link.start(self.app)
-        if link.ready["torch_refuses_fork"] and not self.app.layout.on_cpu:
+        if link.ready["torch_refuses_fork"] and not on_cpu:
             _link.close(link, os.getpid())
-            raise ConfigurationError(
-                "gpu_pool cannot fork jobs from this process: something in it has called a torch.cuda function, and "
-                "torch refuses the GPU to a process forked after that; move that call from the top of the script into "
-                "the task function."
-            )
+            return _interpreter.TORCH_REFUSES
+        self._use(link, "fork")
+        return None
+
+    def _import_again(self, carried: _carry.Carried, *, trial: bool) -> dict[str, Any]:
+        """Have a fresh interpreter import the app, and be the supervisor where that is safe and no ``trial``.
+
+        What it says of the import. Raises ConfigurationError where the import is refused.
+        """
+        with _files(_carry.packed(carried)) as (content, output):
+            try:
+                link = _link.start(self.app, Fresh("forkserver", content, output, trial))
+            except SupervisorGoneError:
+                last = os.pread(output, 1 << 24, 0).decode(errors="replace").rstrip().rpartition("\n")[2]
+                raise ConfigurationError(
+                    f"{carried.preparation.app} ended the interpreter that imported it again, as start_method: "
+                    f"forkserver and spawn must do (the last that it printed: {last!r}); see to it that it can be "
+                    "imported, or use start_method: fork."
+                ) from None
+        if "pid" in link.ready:
+            self._use(link, "forkserver")
+            if link.ready["threads"]:
+                _warn_of_threads(link.ready["threads"], "the interpreter that has imported the app")
+            return {"unsafe": None, "module": None, "sets": None}
+        _link.close(link, os.getpid())
+        if "refused" in link.ready:
+            raise ConfigurationError(link.ready["refused"])
+        return link.ready
+
+    def _spawn(self, carried: _carry.Carried) -> None:
+        with _files(_carry.packed(carried)) as (content, output):
+            self._use(_link.start(self.app, Fresh("spawn", content, output)), "spawn")
+
+    def _use(self, link: Link, method: StartMethod) -> None:
         self.close()
         self._close = weakref.finalize(self, _link.close, link, os.getpid())
         self._link = link
+        self._method = method
 
     def renew(self) -> None:
-        """Fork again, so that jobs see the newest state of the app; where that is not safe any more, keep what is."""
+        """Fork again, so that jobs see the newest state of the app; where that is not safe any more, keep what is.
+
+        With forkserver there is nothing newer: the app would be imported again as it was.
+        """
         if self._link is None or self._link.gone():
             self.start()
-        elif not _interpreter.other_threads():
+        elif self._method != "forkserver" and not _interpreter.other_threads():
             with contextlib.suppress(ConfigurationError, SupervisorGoneError):
-                self.start()
+                if self._method == "fork":
+                    self._fork()
+                else:
+                    self._spawn(_carry.carried(self.app, self.app.body))
 
     def run(self, request: Request, display: Display) -> dict[int, dict[str, Any]]:
         """Have the jobs run, and block until each has ended; the journal's "end" event of each, by job number.
@@ -114,6 +202,40 @@ class Supervisor:
         """End the supervisor and all of its jobs, and wait until they are gone. Without one, nothing happens."""
         self._close()
         self._link = None
+
+
+@contextlib.contextmanager
+def _files(content: bytes) -> Iterator[tuple[int, int]]:
+    """The descriptors of two files for a fresh interpreter: one with this content, one for what it prints."""
+    fds: list[int] = []
+    try:
+        fds.append(_process.unnamed_file(content))
+        fds.append(_process.unnamed_file())
+        yield fds[0], fds[1]
+    except OSError as error:
+        raise ConfigurationError(f"gpu_pool cannot start: {error.strerror} (see ulimit -n).") from error
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _line(method: str, why: str, carried: _carry.Carried) -> str:
+    costs = {
+        "forkserver": "jobs are forked from an interpreter that has imported {} once more",
+        "spawn": "each job imports {} once more, in an interpreter of its own",
+    }
+    return (
+        f"start_method: {method}, since {why}: {costs[method].format(carried.preparation.app)}; to have fork again, "
+        "move what initialises it (torch.cuda.is_available() is enough) into the task function"
+    )
+
+
+def _warn_of_threads(names: Sequence[str], where: str) -> None:
+    say(
+        f"{len(names)} other threads run in {where} ({', '.join(names)}): a lock that one of them holds while a job is "
+        "forked stays locked in the job",
+        logging.WARNING,
+    )
 
 
 @contextlib.contextmanager

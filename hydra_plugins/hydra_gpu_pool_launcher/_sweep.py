@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import logging
 import os
 import pickle
 import weakref
@@ -16,17 +15,17 @@ from hydra.core.utils import JobReturn, JobRuntime, JobStatus, filter_overrides,
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from . import _devices
+from . import _devices, _hydra_state, _reimport
+from ._carry import CarriedBody
 from ._display import display, say
 from ._guard import App
-from ._interpreter import other_threads
 from ._job import call
 from ._journal import SweepFiles
 from ._machine import cores
 from ._model import ConfigurationError, Job, Layout, Settings
 from ._pool import Request
 from ._process import require_pidfd
-from ._result import Body, Result
+from ._result import Result
 from ._settings import checked
 from ._supervisor import Supervisor, settle, with_remote_traceback
 
@@ -39,6 +38,7 @@ class Sweep:
     def __init__(
         self, raw: Mapping[str, Any], hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
+        _reimport.refuse_sweep()
         require_pidfd()
         self._settings = checked(plain(raw))
         refuse_visibility(config)
@@ -82,15 +82,8 @@ def _close_previous() -> None:
             _supervisors.discard(supervisor)
 
 
-def start_supervisor(body: Body, layout: Layout, settings: Settings) -> Supervisor:
+def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> Supervisor:
     """A supervisor for this app, forked from it as it is now. Raises ConfigurationError where that is not safe."""
-    threads = other_threads()
-    if threads:
-        say(
-            f"{len(threads)} other threads run in the main process ({', '.join(threads)}): a lock that one of them "
-            "holds while a job is forked stays locked in the job",
-            logging.WARNING,
-        )
     supervisor = Supervisor(
         App(
             body=body,
@@ -99,7 +92,8 @@ def start_supervisor(body: Body, layout: Layout, settings: Settings) -> Supervis
             threads_per_job=settings.threads_per_job,
             cores=cores(),
             devices=functools.partial(_devices.visibility, layout),
-        )
+        ),
+        settings.start_method,
     )
     supervisor.start()
     return supervisor
@@ -133,6 +127,10 @@ def refuse_visibility(config: DictConfig) -> None:
             )
 
 
+_TASK_FUNCTION, _CONFIG, _CALLBACKS = "The task function", "The config", "A callback of hydra.callbacks"
+_CONFIG_LOADER, _STATE = "Hydra's config loader", "What Hydra keeps of the app"
+
+
 class _HydraBody:
     """What a job's process runs: compose, then Hydra's run_job."""
 
@@ -164,14 +162,31 @@ class _HydraBody:
             return Result(ret, error=ret._return_value)
         return Result(ret, value=ret._return_value)
 
-    def failure(self, job: Job, error: Exception, instead_of: Result | None = None) -> Result:
+    def parts(self) -> dict[str, object]:
+        return {
+            _TASK_FUNCTION: self._task_function,
+            _CONFIG_LOADER: self._hydra_context.config_loader,
+            _CALLBACKS: self._hydra_context.callbacks,
+            _CONFIG: self._config,
+            _STATE: _hydra_state.HydraState.taken(),
+        }
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Any]) -> _HydraBody:
+        parts[_STATE].put()
+        context = HydraContext(config_loader=parts[_CONFIG_LOADER], callbacks=parts[_CALLBACKS])
+        return cls(context, parts[_TASK_FUNCTION], parts[_CONFIG])
+
+    @staticmethod
+    def failure(job: Job, error: Exception, instead_of: Result | None = None) -> Result:
         if instead_of is not None and isinstance(instead_of.payload, JobReturn):
             ret = copy.copy(instead_of.payload)
             ret.status, ret.return_value = JobStatus.FAILED, error
             return Result(ret, error=error)
         return Result(_failed(job, error), error=error)
 
-    def without_config(self, result: Result) -> Result:
+    @staticmethod
+    def without_config(result: Result) -> Result:
         ret = copy.copy(result.payload)
         assert isinstance(ret, JobReturn)
         ret.cfg, ret.hydra_cfg = _plain_config(ret.cfg), _plain_config(ret.hydra_cfg)
