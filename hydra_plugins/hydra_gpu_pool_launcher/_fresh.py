@@ -62,6 +62,7 @@ def _serve(carried: Carried, role: FreshSupervisor) -> int:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     app: App = pickle.loads(carried.app)
     body, answer = _imported(carried, app)
+    _process.outlive_parent()
     os.write(role.imported, b"!")
     os.close(role.imported)
     if body is None or role.trial or answer["unsafe"] is not None:

@@ -103,7 +103,8 @@ def be_guard(app: App, origin: Origin, mask: frozenset[int], fresh: Fresh | None
     if fresh is not None and imported is not None:
         become = FreshSupervisor(origin, guard_pidfd, imported[1], fresh.output, mask, fresh.trial)
         carried = fresh.carried
-        supervisor = _process.fork(lambda _: _become_fresh(become, carried))
+        guard = os.getpid()
+        supervisor = _process.fork(lambda _: _become_fresh(become, carried, guard))
     else:
         spawn = None if fresh is None else fresh.carried
         supervisor = _process.fork(lambda _: be_supervisor(app, origin, guard_pidfd, mask, spawn=spawn))
@@ -129,7 +130,8 @@ def be_guard(app: App, origin: Origin, mask: frozenset[int], fresh: Fresh | None
 # --- the supervisor ---
 
 
-def _become_fresh(become: FreshSupervisor, carried: int) -> NoReturn:
+def _become_fresh(become: FreshSupervisor, carried: int, guard: int) -> NoReturn:
+    _process.die_with_parent(guard)  # until the import is over: it has no time to look after the guard
     keep = {become.origin.channel, become.origin.main_pidfd, become.guard_pidfd, become.imported, become.output}
     _process.redirect(os.dup(become.output), 1, 2)
     _carry.become_fresh(carried, become, keep, os.environ)

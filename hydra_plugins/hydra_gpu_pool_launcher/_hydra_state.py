@@ -77,7 +77,7 @@ class HydraState:
             self._put_entry(path, entry)
         for name, resolver in self.resolvers.items():
             if name not in BaseContainer._resolvers:
-                BaseContainer._resolvers[name] = _loaded(f"the resolver {name!r}", resolver)
+                BaseContainer._resolvers[name] = _loaded(f"The resolver {name!r}", resolver)
         if _policy is not None:
             _policy.execution_whitelist(self.whitelist, reset=True).__enter__()  # for as long as the process lives
 
@@ -86,7 +86,7 @@ class HydraState:
         for name in path[:-1]:
             group = group.setdefault(name, {})
         if entry.content is not None or path[-1] not in group:
-            group[path[-1]] = _loaded(f"the ConfigStore's entry {'/'.join(path)}", entry)
+            group[path[-1]] = _loaded(f"The ConfigStore's entry {'/'.join(path)}", entry)
 
 
 def _entries(repo: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:

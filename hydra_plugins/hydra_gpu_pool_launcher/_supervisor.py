@@ -85,7 +85,8 @@ class Supervisor:
         except ConfigurationError as error:
             if why is None:
                 raise
-            raise ConfigurationError(f"Jobs cannot be forked from this process ({why}), and {error}") from error
+            sentence, *more = str(error).partition("\n")  # and perhaps a traceback
+            raise ConfigurationError(f"{sentence[:-1]}; fork is not safe here, since {why}.{''.join(more)}") from error
         if self._asked != "spawn":
             say(_line("spawn", f"after the import of {module}, {answer['unsafe']}", carried), logging.WARNING)
 
@@ -129,9 +130,9 @@ class Supervisor:
             except SupervisorGoneError:
                 last = os.pread(output, 1 << 24, 0).decode(errors="replace").rstrip().rpartition("\n")[2]
                 raise ConfigurationError(
-                    f"{carried.preparation.app} ended the interpreter that imported it again, as start_method: "
-                    f"forkserver and spawn must do (the last that it printed: {last!r}); see to it that it can be "
-                    "imported, or use start_method: fork."
+                    f"The interpreter that imported {carried.preparation.app} again, as start_method: forkserver and "
+                    f"spawn must do, ended before it was done (the last that it printed: {last!r}); see to it that the "
+                    "app can be imported, or use start_method: fork."
                 ) from None
         if "pid" in link.ready:
             self._use(link, "forkserver")
