@@ -127,8 +127,7 @@ def refuse_visibility(config: DictConfig) -> None:
             )
 
 
-_TASK_FUNCTION, _CONFIG, _CALLBACKS = "The task function", "The config", "A callback of hydra.callbacks"
-_CONFIG_LOADER, _STATE = "Hydra's config loader", "What Hydra keeps of the app"
+_TASK_FUNCTION, _CONFIG, _CONTEXT, _STATE = "The task function", "The config", "hydra_context.", "What Hydra keeps"
 
 
 class _HydraBody:
@@ -165,8 +164,7 @@ class _HydraBody:
     def parts(self) -> dict[str, object]:
         return {
             _TASK_FUNCTION: self._task_function,
-            _CONFIG_LOADER: self._hydra_context.config_loader,
-            _CALLBACKS: self._hydra_context.callbacks,
+            **{_CONTEXT + name: value for name, value in vars(self._hydra_context).items()},
             _CONFIG: self._config,
             _STATE: _hydra_state.HydraState.taken(),
         }
@@ -174,8 +172,9 @@ class _HydraBody:
     @classmethod
     def from_parts(cls, parts: Mapping[str, Any]) -> _HydraBody:
         parts[_STATE].put()
-        context = HydraContext(config_loader=parts[_CONFIG_LOADER], callbacks=parts[_CALLBACKS])
-        return cls(context, parts[_TASK_FUNCTION], parts[_CONFIG])
+        # By the names that there are: Hydra 1.4 has one more, and without it a job would be free to run any target.
+        context = {name.removeprefix(_CONTEXT): parts[name] for name in parts if name.startswith(_CONTEXT)}
+        return cls(HydraContext(**context), parts[_TASK_FUNCTION], parts[_CONFIG])
 
     @staticmethod
     def failure(job: Job, error: Exception, instead_of: Result | None = None) -> Result:
