@@ -410,6 +410,65 @@ def test_an_app_that_can_only_be_forked_and_cannot_is_told_both(run_app: RunApp)
     assert "start_method: fork; fork is not safe here, since the CUDA driver is initialised in it" in last
 
 
+BATCHES = """
+import __main__
+values = []
+for batch in range(3):
+    __main__.OmegaConf.register_new_resolver("batch", lambda batch=batch: batch, replace=True)
+    values += [ret.return_value for ret in self.launcher.launch([["+x=1"]], batch)]
+print("VALUES", values, open("imports").read().count("import"))
+"""
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [("fork", [0, 1, 2]), ("spawn", [0, 1, 2]), ("forkserver", ["none", "none", "none"])],
+)
+def test_each_batch_sees_the_newest_state_but_for_forkserver_which_imports_the_app_once(
+    run_app: RunApp, tmp_path: Path, method: str, expected: list[object]
+) -> None:
+    write_sweeper(tmp_path, BATCHES)
+    source = """
+import hydra
+from omegaconf import OmegaConf
+with open("imports", "a") as file:
+    file.write("import ")
+@hydra.main(version_base=None, config_path=None)
+def main(cfg):
+    return OmegaConf.create({"a": "${batch:}"}).a if OmegaConf.has_resolver("batch") else "none"
+if __name__ == "__main__":
+    main()
+"""
+    launcher = ["hydra/launcher=gpu_pool", f"hydra.launcher.start_method={method}", "hydra.launcher.gpus=[]"]
+    done = run_app(source, "-m", "hydra/sweeper=own", *launcher)
+    imports = {"fork": 1, "forkserver": 2, "spawn": 5}[method]  # with main's, and in spawn the one to see how it goes
+    assert f"VALUES {expected} {imports}" in done.stdout, done.stderr
+
+
+@pytest.mark.gpu
+def test_with_the_real_driver_auto_is_forkserver_and_its_jobs_can_use_the_gpu(run_app: RunApp) -> None:
+    source = f"""{POOL}
+import ctypes
+def job(x):
+    driver = ctypes.CDLL("libcuda.so.1")
+    count = ctypes.c_int()
+    return driver.cuInit(0), driver.cuDeviceGetCount(ctypes.byref(count)), count.value
+if __name__ == "__main__":
+    try:
+        print(ctypes.CDLL("libcuda.so.1").cuInit(0))
+    except OSError:
+        print("no driver")
+    else:
+        print([o.value for o in GpuPool(gpus=[0]).map(job, [dict(x=1), dict(x=2)])])
+"""
+    done = run_app(source)
+    if done.stdout == "no driver\n":
+        pytest.skip("there is no GPU driver here")
+    assert done.stdout == "0\n[(0, 0, 1), (0, 0, 1)]\n", done.stderr
+    assert lines(done)[0].startswith("start_method: forkserver, since in the main process")
+
+
 # --- the job's world ---
 
 

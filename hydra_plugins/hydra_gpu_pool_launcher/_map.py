@@ -41,7 +41,7 @@ class JobOutcome:
 
 
 class GpuPool:
-    """Runs calls of a function side by side on this machine's GPUs, each in a process forked from this one.
+    """Runs calls of a function side by side on this machine's GPUs, each in a process of its own.
 
     The keyword arguments are the keys of ``hydra/launcher=gpu_pool``, with the same defaults. ``dir``: where logs and
     results are kept; by default a temporary directory that is removed when this process exits. Raises
@@ -67,8 +67,8 @@ class GpuPool:
     def map(self, function: Callable[..., Any], kwargs_list: Iterable[Mapping[str, Any]]) -> list[JobOutcome]:
         """Call ``function(**kwargs)`` for each of the list, and block until each has ended; one outcome each, in order.
 
-        Neither the function nor its arguments are pickled; what it returns is. Raises for no call: a failed one is an
-        outcome with its error. Raises ConfigurationError where this process cannot be forked.
+        Where jobs are forked, neither the function nor its arguments are pickled; what it returns is. Raises for no
+        call: a failed one is an outcome with its error. Raises ConfigurationError where no job can be started.
         """
         _reimport.refuse_sweep()
         calls = _checked_calls(function, kwargs_list)
