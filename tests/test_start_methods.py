@@ -26,7 +26,7 @@ POOL = "from hydra_plugins.hydra_gpu_pool_launcher import GpuPool\n"
 
 
 def a_pool(method: str, more: str = "gpus=[], cpu_slots=2") -> str:
-    return f"GpuPool({more}, progress='none', start_method={method!r})"
+    return f"GpuPool({more}, dir='sweep', progress='none', start_method={method!r})"
 
 
 # --- entries ---
@@ -34,6 +34,7 @@ def a_pool(method: str, more: str = "gpus=[], cpu_slots=2") -> str:
 HYDRA_APP = """
 import functools, os
 from dataclasses import dataclass
+from typing import Any
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -42,6 +43,7 @@ from omegaconf import OmegaConf
 @dataclass
 class Conf:
     x: int = 0
+    kind: Any = None
     y: str = "${twice:${x}}"
 
 class Own:
@@ -57,10 +59,11 @@ def decorated(function):
 @hydra.main(version_base=None, config_name="conf", config_path=None)
 @decorated
 def main(cfg):
-    return Own(cfg.x, int(cfg.y), HydraConfig.get().job.num, __name__ == "__main__")
+    return Own(cfg.x, int(cfg.y), cfg.kind, HydraConfig.get().job.num, __name__ == "__main__")
 
 def store():
     ConfigStore.instance().store(name="conf", node=Conf)
+    ConfigStore.instance().store(group="kind", name="late", node={"k": 3})
     OmegaConf.register_new_resolver("twice", lambda x: 2 * int(x))
 
 if __name__ == "__main__":
@@ -79,7 +82,7 @@ if __name__ == "__main__":
 
 SWEEP = """
 import sys
-returns = self.launcher.launch([["x=1"], ["x=2"]], 0)
+returns = self.launcher.launch([["x=1"], ["x=2", "+kind=late"]], 0)
 own = (sys.modules["pkg.app"] if "pkg.app" in sys.modules else sys.modules["__main__"]).Own
 print("VALUES", [(type(ret.return_value) is own, *ret.return_value.values) for ret in returns])
 """
@@ -98,7 +101,7 @@ ENTRIES = {
 def test_a_hydra_app_is_run_as_under_fork_however_it_was_started(
     run_app: RunApp, tmp_path: Path, method: str, entry: str
 ) -> None:
-    """A decorated task function, an own class as the result, and a config and a resolver from below the guard."""
+    """A decorated task function, an own class as the result, configs and a resolver from under the guard."""
     write_sweeper(tmp_path, SWEEP)
     package_main = "from pkg.app import main, store\nstore()\nmain()\n"  # without a guard: it is not imported again
     files = {"__init__.py": "", "app.py": HYDRA_APP, "__main__.py": package_main, "bin/app": SCRIPT}
@@ -114,7 +117,7 @@ def test_a_hydra_app_is_run_as_under_fork_however_it_was_started(
         *launcher,
         env={"PYTHONPATH": str(tmp_path), "HYDRA_FULL_ERROR": "1"},
     )
-    expected = [(True, 1, 2, 0, False, "decorated"), (True, 2, 4, 1, False, "decorated")]
+    expected = [(True, 1, 2, None, 0, False, "decorated"), (True, 2, 4, {"k": 3}, 1, False, "decorated")]
     assert f"VALUES {expected}" in done.stdout, done.stderr
 
 
@@ -132,13 +135,18 @@ def outer(y):
     def inner(x):
         return Own(x + y)
     return inner
+def an_instance():
+    class Local:
+        def __call__(self, x):
+            return Own(x + 9)
+    return Local()
 named = lambda x: Own(-x)
 def values(function):
     outcomes = {a_pool(method)}.map(function, [dict(x=1), dict(x=2)])
     return [(type(o.value or o.error) is Own, *(o.value or o.error).args) for o in outcomes]
 if __name__ == "__main__":
     z = 7
-    print([values(f) for f in (function, raising, outer(5), named, lambda x: Own(x * z))])
+    print([values(f) for f in (function, raising, outer(5), named, lambda x: Own(x * z), an_instance())])
     print(multiprocessing.get_start_method(allow_none=True))
 """
     done = run_app(source)
@@ -146,7 +154,14 @@ if __name__ == "__main__":
     assert done.stdout == f"{expected}\nNone\n", done.stderr
 
 
-VALUES: list[Callable[[int], int]] = [lambda x: x, lambda x: x, lambda x: x + 5, lambda x: -x, lambda x: x * 7]
+VALUES: list[Callable[[int], int]] = [
+    lambda x: x,
+    lambda x: x,
+    lambda x: x + 5,
+    lambda x: -x,
+    lambda x: x * 7,
+    lambda x: x + 9,
+]
 
 
 @pytest.mark.parametrize("method", FRESH)
@@ -273,28 +288,48 @@ if __name__ == "__main__":
     assert done.stdout == ""
 
 
-def test_a_resolver_that_cannot_go_along_is_missed_only_where_the_import_does_not_bring_it(run_app: RunApp) -> None:
-    source = """
-import threading
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("registers", "name"),
+    [
+        ('OmegaConf.register_new_resolver("locked", lambda: lock.locked())', "The resolver 'locked'"),
+        (
+            'ConfigStore.instance().store(group="kind", name="odd", node=a_local())',
+            "The ConfigStore's entry kind/odd.yaml",
+        ),
+    ],
+)
+def test_what_is_registered_and_cannot_go_along_is_missed_only_where_the_import_does_not_bring_it(
+    run_app: RunApp, registers: str, name: str
+) -> None:
+    source = f"""
+import dataclasses, threading
 import hydra
+from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
-lock = threading.Lock()
+def a_local():
+    @dataclasses.dataclass
+    class Local:
+        x: int = 1
+    return Local
 def register():
-    held = threading.Lock()
-    OmegaConf.register_new_resolver("locked", lambda: held.locked())
-{before}
+    lock = threading.Lock()
+    {registers}
+BEFORE
 @hydra.main(version_base=None, config_path=None)
 def main(cfg):
-    print("SEEN", OmegaConf.create({{"a": "${{locked:}}"}}).a)
+    print("RAN")
 if __name__ == "__main__":
-    {after}
+    AFTER
     main()
 """
     launcher = ["-m", "hydra/launcher=gpu_pool", "hydra.launcher.start_method=forkserver", "hydra.launcher.gpus=[]"]
-    done = run_app(source.format(before="register()", after=""), *launcher, "hydra.sweep.dir=out")
-    assert (run_app.directory / "out/.gpu_pool/jobs/0/output.log").read_text() == "SEEN False\n", done.stderr
-    done = run_app(source.format(before="", after="register()"), *launcher, "hydra.sweep.dir=out")
-    assert "The resolver 'locked' is not there when the app is imported again" in done.stderr
+    app = source.replace("BEFORE", "register()").replace("AFTER", "")
+    done = run_app(app, *launcher, "hydra.sweep.dir=out")
+    assert "1 COMPLETED" in done.stdout, done.stderr
+    app = source.replace("BEFORE", "").replace("AFTER", "register()")
+    done = run_app(app, *launcher, "hydra.sweep.dir=out")
+    assert f"{name} is not there when the app is imported again" in done.stderr
 
 
 # --- unsafe, and auto ---
@@ -390,6 +425,13 @@ def test_devices_that_the_app_shows_itself_cannot_beat_the_slot(run_app: RunApp,
         assert done.stdout == ""
 
 
+@pytest.mark.usefixtures("driver")
+def test_devices_that_the_import_shows_itself_in_a_job_alone_are_the_jobs_failure(run_app: RunApp) -> None:
+    own = "import os\nif 'GPU_POOL_SLOT' in os.environ: os.environ['CUDA_VISIBLE_DEVICES'] = '7'\n"
+    done = run_app(own + CUDA_APP + RUN.format(more=", start_method='spawn'").replace("o.value", "str(o.error)"))
+    assert "job 0 (x=1) was not run: The app sets CUDA_VISIBLE_DEVICES='7' when it is imported" in done.stdout
+
+
 def test_what_torch_says_of_a_fork_is_asked_after_the_import_too(run_app: RunApp) -> None:
     """A stand-in under torch's name, which refuses in every fork of the process that imported it."""
     (run_app.directory / "torch").mkdir()
@@ -482,8 +524,10 @@ SEED
 def draw():
     return random.random(), numpy.random.random()
 if __name__ == "__main__":
+    first = draw()
     values = [o.value for o in {a_pool(method)}.map(draw, [{{}}, {{}}])]
-    print(len({{x for x, _ in values}}), len({{y for _, y in values}}), draw() == values[0])
+    as_alone = (draw() if {method!r} == "fork" else first) == values[0]
+    print(len({{x for x, _ in values}}), len({{y for _, y in values}}), as_alone)
 """
     assert run_app(source.replace("SEED", "")).stdout == "2 2 False\n"
     assert run_app(source.replace("SEED", "random.seed(1); numpy.random.seed(1)")).stdout == "1 1 True\n"
@@ -512,11 +556,15 @@ def test_a_job_sees_the_environment_the_directory_and_the_threads_that_are_its_o
 ) -> None:
     source = f"""{POOL}
 import os
-at_import = os.environ.get("OMP_NUM_THREADS")
+import signal
+at_import = os.environ.get("OMP_NUM_THREADS"), os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
+blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
 def job():
     names = ["GPU_POOL_JOB_NUM", "GPU_POOL_SLOT", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OWN"]
+    names.append("PYTORCH_NVML_BASED_CUDA_CHECK")
     descriptors = len(os.listdir("/proc/self/fd")) - 1  # it needs one itself
-    return [os.environ.get(name) for name in names], os.path.basename(os.getcwd()), at_import, descriptors, \\
+    clean = not blocked and not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    return [os.environ.get(name) for name in names], os.path.basename(os.getcwd()), at_import, descriptors, clean, \\
         os.getsid(0) == os.getpid(), open("/proc/self/oom_score_adj").read().strip()
 if __name__ == "__main__":
     os.mkdir("elsewhere")
@@ -528,8 +576,8 @@ if __name__ == "__main__":
     print(value[:-1], int(value[-1]) - score)
 """
     done = run_app(source)
-    at_import = "3" if method == "spawn" else None
-    expected: tuple[object, ...] = (["0", "cpu.0", "", "3", "mine"], "elsewhere", at_import, 3, True)
+    at_import = {"fork": (None, None), "forkserver": (None, "1"), "spawn": ("3", None)}[method]
+    expected: tuple[object, ...] = (["0", "cpu.0", "", "3", "mine", None], "elsewhere", at_import, 3, True, True)
     assert done.stdout == f"{expected} 300\n", done.stderr
 
 
@@ -548,7 +596,8 @@ if __name__ != "__main__":
     print("printed at import")
 def job():
     os.kill(os.getpid(), signal.SIGUSR1)
-    return heard, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, child.pid, temporary.name
+    alive = open(f"/proc/{{child.pid}}/stat").read().rpartition(")")[2].split()[0] != "Z"
+    return heard, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and alive, child.pid, temporary.name
 if __name__ == "__main__":
     outcomes = GpuPool(gpus=[], cpu_slots=1, start_method="forkserver", dir="sweep").map(job, [{{}}] * 3)
     for o in outcomes:
@@ -565,10 +614,12 @@ if __name__ == "__main__":
 def test_what_a_spawned_jobs_import_registers_for_its_exit_is_the_jobs_own(run_app: RunApp) -> None:
     source = f"""{POOL}
 import atexit, tempfile
+import signal
 temporary = tempfile.TemporaryDirectory()
 atexit.register(print, "hook")
+signal.signal(signal.SIGTERM, print)
 def job():
-    print("job")
+    print("job", signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
     return temporary.name
 if __name__ == "__main__":
     import os
@@ -577,7 +628,7 @@ if __name__ == "__main__":
 """
     done = run_app(source)
     assert done.stdout == "False True True\nhook\n", done.stderr
-    assert (run_app.directory / "sweep/.gpu_pool/jobs/0/output.log").read_text() == "job\nhook\n"
+    assert (run_app.directory / "sweep/.gpu_pool/jobs/0/output.log").read_text() == "job True\nhook\n"
 
 
 DEATHS = {
@@ -615,6 +666,8 @@ if __name__ == "__main__":
     for line, expected in zip(told, DEATHS.values(), strict=True):
         assert line.startswith(expected), done.stdout
     assert (none, last) == ("None", str(len(DEATHS)))
+    journal = (run_app.directory / "sweep/.gpu_pool/journal.jsonl").read_text()
+    assert journal.count('"error_type": "__main__.Own"') == 1
 
 
 # --- nothing is left behind ---

@@ -6,6 +6,7 @@ name where there is one, and by its code, through cloudpickle, where there is no
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import sys
@@ -13,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, NoReturn, Protocol
+
+from hydra.core.config_store import ConfigStore
 
 from . import _process, _reimport
 from ._model import ConfigurationError
@@ -88,6 +91,8 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, main_has_names: bool) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._main_has_names = main_has_names
+        # Hydra's config loader refers to it: the fresh interpreter has its own, to which main's entries go one by one.
+        self.dispatch_table = {**copyreg.dispatch_table, ConfigStore: lambda _: (ConfigStore, ())}
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, FunctionType):
