@@ -25,6 +25,7 @@ ORDER = (
     "_devices",
     "_machine",
     "_supervisor",
+    "_start",
     "_link",
     "_fresh",
     "_guard",

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from . import _interpreter, _job, _process, _reimport
 from ._carry import Carried, CarriedBody, Parts
 from ._guard import App, FreshSupervisor, be_supervisor
-from ._model import ConfigurationError
+from ._model import ConfigurationError, Slot
 
 
 def main(file: BinaryIO, fd: int) -> None:
@@ -87,7 +87,8 @@ def _imported(carried: Carried, app: App) -> tuple[CarriedBody | None, dict[str,
     """
     on_cpu = app.layout.on_cpu
     unsafe = functools.partial(_interpreter.unsafe_to_fork, on_cpu=on_cpu)
-    sensitive = app.devices(app.layout.slots[: app.layout.devices_per_job], os.environ)
+    some_slots = [Slot(device, 0) for device in range(app.layout.devices_per_job)]
+    sensitive = app.devices(some_slots, os.environ)
     try:
         with _reimport.watched(carried.preparation, unsafe, frozenset(sensitive)) as watch:
             parts = Parts(carried.parts)

@@ -9,13 +9,13 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
-from . import _carry, _interpreter, _journal, _link, _process
-from ._display import Display, say
-from ._guard import App, Fresh, request_to_json
+from . import _interpreter, _journal, _link, _process, _start
+from ._display import Display
+from ._guard import App, request_to_json
 from ._journal import DamagedReturnError, JournalReader, SweepFiles
 from ._link import Link, SupervisorGoneError
 from ._model import (
@@ -30,15 +30,13 @@ from ._model import (
     Status,
 )
 from ._pool import Request
+from ._start import StartMethod
 
 _STOPPED_BY = {
     signal.SIGINT: "Ctrl-C (SIGINT to the main process)",
     signal.SIGTERM: "SIGTERM to the main process",
     signal.SIGHUP: "SIGHUP to the main process, whose terminal was closed",
 }
-
-
-StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
 
 
 class Supervisor:
@@ -61,98 +59,7 @@ class Supervisor:
 
         From this process as it is now, or, with forkserver, from the app as a fresh interpreter imports it.
         """
-        why = None
-        if self._asked in {"auto", "fork"}:
-            why = self._fork()
-            if why is None:
-                return
-            if self._asked == "fork":
-                raise ConfigurationError(
-                    f"gpu_pool cannot fork jobs from this process: {why}; leave start_method at auto, or move what "
-                    "initialises it (torch.cuda.is_available() is enough) from the top of the script into the task "
-                    "function."
-                )
-        try:
-            carried = _carry.carried(self.app, self.app.body)
-            answer = self._import_again(carried, trial=self._asked == "spawn")
-            if self._asked != "spawn" and answer["unsafe"] is None:
-                if why is not None:
-                    say(_line("forkserver", f"in the main process, {why}", carried), logging.WARNING)
-                return
-            module = answer["module"] or carried.preparation.app
-            self._require_spawn(answer, module, carried.preparation.app)
-            self._spawn(carried)
-        except ConfigurationError as error:
-            if why is None:
-                raise
-            sentence, *more = str(error).partition("\n")  # and perhaps a traceback
-            raise ConfigurationError(f"{sentence[:-1]}; fork is not safe here, since {why}.{''.join(more)}") from error
-        if self._asked != "spawn":
-            say(_line("spawn", f"after the import of {module}, {answer['unsafe']}", carried), logging.WARNING)
-
-    def _require_spawn(self, answer: dict[str, Any], module: str, app: str) -> None:
-        """Raise ConfigurationError where this import does not allow spawn, or the user does not."""
-        if self._asked == "forkserver":
-            raise ConfigurationError(
-                f"start_method: forkserver cannot fork jobs from an interpreter that has imported {app}: after the "
-                f"import of {module}, {answer['unsafe']}; move that import into the task function, or use "
-                "start_method: spawn."
-            )
-        if answer["sets"] is not None:
-            raise ConfigurationError(
-                f"{app} sets {answer['sets']} when it is imported, over what start_method: spawn has set for each job; "
-                "set it outside of the app, or use the key gpus."
-            )
-
-    def _fork(self) -> str | None:
-        """Fork a supervisor, to fork the jobs from; or a clause that says why that is not safe."""
-        on_cpu = self.app.layout.on_cpu
-        state = _interpreter.unsafe_to_fork(on_cpu=on_cpu)
-        if state is not None:
-            return state
-        if self._link is None and (threads := _interpreter.other_threads()):
-            _warn_of_threads(threads, "the main process")
-        link = _link.start(self.app)
-        if link.ready["torch_refuses_fork"] and not on_cpu:
-            _link.close(link, os.getpid())
-            return _interpreter.TORCH_REFUSES
-        self._use(link, "fork")
-        return None
-
-    def _import_again(self, carried: _carry.Carried, *, trial: bool) -> dict[str, Any]:
-        """Have a fresh interpreter import the app, and be the supervisor where that is safe and no ``trial``.
-
-        What it says of the import. Raises ConfigurationError where the import is refused.
-        """
-        with _files(_carry.packed(carried)) as (content, output):
-            try:
-                link = _link.start(self.app, Fresh("forkserver", content, output, trial))
-            except SupervisorGoneError:
-                last = os.pread(output, 1 << 24, 0).decode(errors="replace").rstrip().rpartition("\n")[2]
-                raise ConfigurationError(
-                    f"The interpreter that imported {carried.preparation.app} again, as start_method: forkserver and "
-                    f"spawn must do, ended before it was done (the last that it printed: {last!r}); see to it that the "
-                    "app can be imported, or use start_method: fork."
-                ) from None
-        if "pid" in link.ready:
-            self._use(link, "forkserver")
-            if link.ready["threads"]:
-                _warn_of_threads(link.ready["threads"], "the interpreter that has imported the app")
-            return {"unsafe": None, "module": None, "sets": None}
-        _link.close(link, os.getpid())
-        if "refused" in link.ready:
-            raise ConfigurationError(link.ready["refused"])
-        return link.ready
-
-    def _spawn(self, carried: _carry.Carried) -> None:
-        with _files(_carry.packed(carried)) as (content, output):
-            self._use(_link.start(self.app, Fresh("spawn", content, output)), "spawn")
-
-    def _use(self, link: Link, method: StartMethod) -> None:
-        self.close()
-        self._close = weakref.finalize(self, _link.close, link, os.getpid())
-        self._link = link
-        self._method = method
+        self._use(*_start.start(self.app, self._asked))
 
     def renew(self) -> None:
         """Fork again, so that jobs see the newest state of the app; where that is not safe any more, keep what is.
@@ -161,12 +68,17 @@ class Supervisor:
         """
         if self._link is None or self._link.gone():
             self.start()
-        elif self._method != "forkserver" and not _interpreter.other_threads():
+        elif not _interpreter.other_threads():
             with contextlib.suppress(ConfigurationError, SupervisorGoneError):
-                if self._method == "fork":
-                    self._fork()
-                else:
-                    self._spawn(_carry.carried(self.app, self.app.body))
+                link = _start.again(self.app, self._method)
+                if link is not None:
+                    self._use(link, self._method)
+
+    def _use(self, link: Link, method: StartMethod) -> None:
+        self.close()
+        self._close = weakref.finalize(self, _link.close, link, os.getpid())
+        self._link = link
+        self._method = method
 
     def run(self, request: Request, display: Display) -> dict[int, dict[str, Any]]:
         """Have the jobs run, and block until each has ended; the journal's "end" event of each, by job number.
@@ -203,40 +115,6 @@ class Supervisor:
         """End the supervisor and all of its jobs, and wait until they are gone. Without one, nothing happens."""
         self._close()
         self._link = None
-
-
-@contextlib.contextmanager
-def _files(content: bytes) -> Iterator[tuple[int, int]]:
-    """The descriptors of two files for a fresh interpreter: one with this content, one for what it prints."""
-    fds: list[int] = []
-    try:
-        fds.append(_process.unnamed_file(content))
-        fds.append(_process.unnamed_file())
-        yield fds[0], fds[1]
-    except OSError as error:
-        raise ConfigurationError(f"gpu_pool cannot start: {error.strerror} (see ulimit -n).") from error
-    finally:
-        for fd in fds:
-            os.close(fd)
-
-
-def _line(method: str, why: str, carried: _carry.Carried) -> str:
-    costs = {
-        "forkserver": "jobs are forked from an interpreter that has imported {} once more",
-        "spawn": "each job imports {} once more, in an interpreter of its own",
-    }
-    return (
-        f"start_method: {method}, since {why}: {costs[method].format(carried.preparation.app)}; to have fork again, "
-        "move what initialises it (torch.cuda.is_available() is enough) into the task function"
-    )
-
-
-def _warn_of_threads(names: Sequence[str], where: str) -> None:
-    say(
-        f"{len(names)} other threads run in {where} ({', '.join(names)}): a lock that one of them holds while a job is "
-        "forked stays locked in the job",
-        logging.WARNING,
-    )
 
 
 @contextlib.contextmanager
