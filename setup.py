@@ -51,6 +51,7 @@ setup(
     include_package_data=False,
     python_requires=">=3.10",
     install_requires=[
+        "cloudpickle",
         "hydra-core>=1.3",  # Hydra 1.4's release candidates too, for those who ask pip for them
         "threadpoolctl",
     ],

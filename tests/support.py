@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from hydra_plugins.hydra_gpu_pool_launcher import GpuPool, JobOutcome
 
@@ -63,6 +66,25 @@ def write_sweeper(directory: Path, sweep: str) -> None:
     (plugins / "own_sweeper.py").write_text(SWEEPER + textwrap.indent(textwrap.dedent(sweep), "        "))
 
 
+DRIVER = """
+static int initialised;
+int cuInit(unsigned flags) { initialised = 1; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return initialised ? 0 : 3; }
+"""
+
+LOAD_DRIVER = "import ctypes\ndriver = ctypes.CDLL('./libcuda.so.1')\n"
+
+
+def build_driver(directory: Path) -> None:
+    """A stand-in for the driver's library, libcuda.so.1, in this directory: it answers as the real one does."""
+    cc = shutil.which("cc")
+    if cc is None:
+        pytest.skip("there is no C compiler to build the stand-in driver with")
+    (directory / "cuda.c").write_text(DRIVER)
+    command = [cc, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", "cuda.c"]
+    subprocess.run(command, cwd=directory, check=True)
+
+
 @dataclass(frozen=True)
 class RunApp:
     """Writes an app to a file of a directory, and runs it there as a user would."""
@@ -74,13 +96,19 @@ class RunApp:
     ) -> subprocess.CompletedProcess[str]:
         """What the app said, and its exit code; fails when it hangs."""
         (self.directory / "app.py").write_text(source)
+        return self.python("app.py", *arguments, env=env)
+
+    def python(
+        self, *arguments: str, env: dict[str, str] | None = None, stdin: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """The same of whatever Python is told to run in the directory."""
         return subprocess.run(
-            [sys.executable, "app.py", *arguments],
+            [sys.executable, *arguments],
             cwd=self.directory,
             env={**os.environ, **(env or {})},
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
-            stdin=subprocess.DEVNULL,
+            input=stdin or "",
             check=False,
         )

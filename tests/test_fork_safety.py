@@ -6,24 +6,15 @@ driver does.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from support import RunApp, write_sweeper
-
-DRIVER = """
-static int initialised;
-int cuInit(unsigned flags) { initialised = 1; return 0; }
-int cuDeviceGetCount(int *count) { *count = 1; return initialised ? 0 : 3; }
-"""
-
-LOAD = "import ctypes\ndriver = ctypes.CDLL('./libcuda.so.1')\n"
+from support import LOAD_DRIVER as LOAD
+from support import RunApp, build_driver, write_sweeper
 
 SWEEP = """
 from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
-print([o.value for o in GpuPool(gpus=GPUS).map(abs_, [dict(x=-1), dict(x=-2)])])
+print([o.value for o in GpuPool(gpus=GPUS, start_method="fork").map(abs_, [dict(x=-1), dict(x=-2)])])
 """
 
 APP = "GPUS = [0, 1]\ndef abs_(x): return abs(x)\n"
@@ -32,12 +23,7 @@ APP = "GPUS = [0, 1]\ndef abs_(x): return abs(x)\n"
 @pytest.fixture
 def driver(tmp_path: Path) -> None:
     """A libcuda.so.1 in the app's directory."""
-    cc = shutil.which("cc")
-    if cc is None:
-        pytest.skip("there is no C compiler to build the stand-in driver with")
-    (tmp_path / "cuda.c").write_text(DRIVER)
-    command = [cc, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", "cuda.c"]
-    subprocess.run(command, cwd=tmp_path, check=True)
+    build_driver(tmp_path)
 
 
 @pytest.mark.usefixtures("driver")

@@ -139,7 +139,11 @@ def test_the_metadata_says_what_is_needed_and_pins_nothing(metadata: Message) ->
     assert set(metadata.get_all("Provides-Extra", [])) == {"clients", "ddp", "dev", "example", "gpu", "ray"}
 
     requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
-    assert {str(one) for one in requirements if one.marker is None} == {"hydra-core>=1.3", "threadpoolctl"}
+    assert {str(one) for one in requirements if one.marker is None} == {
+        "cloudpickle",
+        "hydra-core>=1.3",
+        "threadpoolctl",
+    }
     assert {part.operator for one in requirements for part in one.specifier} <= {">="}
 
 

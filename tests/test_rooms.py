@@ -21,15 +21,20 @@ ORDER = (
     "gpu_pool_launcher",
     "_map",
     "_sweep",
+    "_hydra_state",
     "_devices",
     "_machine",
     "_supervisor",
+    "_start",
     "_link",
+    "_fresh",
     "_guard",
     "_pool",
     "_schedule",
     "_verdict",
     "_job",
+    "_carry",
+    "_reimport",
     "_result",
     "_interpreter",
     "_family",
@@ -56,6 +61,7 @@ PROCESS_MODULES = frozenset({"ctypes", "multiprocessing", "select", "subprocess"
 ALLOWED = {
     "_machine": {"subprocess", "os.killpg"},  # asks nvidia-smi, and ends it where a broken driver holds it
     "_interpreter": {"ctypes"},  # asks libcuda and libgomp
+    "_reimport": {"multiprocessing"},  # imports an app as multiprocessing does, and starts no process with it
     "_family": {"os.kill", "os.killpg", "os.wait4", "os.waitid", "os.waitpid"},  # is about nothing else
 }
 """What rooms other than _process do with processes all the same, and why."""

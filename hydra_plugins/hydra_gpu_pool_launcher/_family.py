@@ -81,10 +81,19 @@ class Family:
         """The descriptors that are ours and that a child must close."""
         return [*(leader.pidfd for leader in self._leaders.values()), *self._watched.values()]
 
-    def start(self, key: int, main: Callable[[frozenset[int]], int]) -> int:
+    def spare(self, pids: Iterable[int]) -> None:
+        """These children are not of any leader's tree: they are reaped when they end, and not ended."""
+        self._abandoned.update(pids)
+
+    def start(
+        self,
+        key: int,
+        main: Callable[[frozenset[int]], int],
+        around: contextlib.AbstractContextManager[None] | None = None,
+    ) -> int:
         """Fork a leader, see ``fork``; its pid. The child must make itself a session leader and a subreaper."""
         os.close(os.open(os.devnull, os.O_RDONLY))  # raises, before the fork, where none is left for the pidfd
-        pid = fork(main)
+        pid = fork(main, around or contextlib.nullcontext())
         self._leaders[key] = _Leader(pid, pidfd_open(pid))
         return pid
 

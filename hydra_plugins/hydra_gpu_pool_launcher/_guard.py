@@ -4,7 +4,8 @@
       └ guard         outlives the supervisor, to end what it leaves behind
           └ supervisor    a clean copy of the app; runs the loop of ``_pool`` in the world as it is
 
-No code of the app runs in either, but for what it has registered with os.register_at_fork.
+No code of the app runs in either, but for what it has registered with os.register_at_fork. With ``start_method:
+forkserver`` the supervisor is a fresh interpreter, see ``_fresh``, in which the app's import has run.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NoReturn
 
-from . import _interpreter, _job, _journal, _process
-from ._family import Family, end_all_children
+from . import _carry, _interpreter, _job, _journal, _process
+from ._carry import CarriedBody
+from ._family import Family, children, end_all_children
 from ._journal import Journal, SweepFiles
 from ._model import ConfigurationError, Ending, Job, Layout, Policy, Report, Slot, Start, Stop
 from ._pool import Close, Died, Pool, Request
-from ._result import Body
 from ._resume import Earlier, take_up
 from ._schedule import Schedule
 from ._verdict import LOST_AFTER_S
@@ -36,7 +37,7 @@ class App:
     ``devices``: the variables that show a job the devices of its slots, given the environment of the request.
     """
 
-    body: Body
+    body: CarriedBody
     layout: Layout
     policy: Policy
     threads_per_job: int | None  # None: cores / jobs at once
@@ -58,7 +59,34 @@ class Origin:
     inherited: frozenset[int]
 
 
-def be_guard(app: App, origin: Origin, mask: frozenset[int]) -> int:
+@dataclass(frozen=True)
+class Fresh:
+    """Who becomes a fresh interpreter: the supervisor (``forkserver``) or each job (``spawn``).
+
+    ``carried``: descriptor of the file for ``_carry.become_fresh``; ``output``: of the one for what is printed in a
+    supervisor while it imports the app. ``trial``: such a supervisor says how the import went, and ends.
+    """
+
+    method: Literal["forkserver", "spawn"]
+    carried: int
+    output: int
+    trial: bool = False
+
+
+@dataclass(frozen=True)
+class FreshSupervisor:
+    """What the fresh interpreter is told that is to be the supervisor. ``imported``: descriptor on which it tells the
+    guard that the app's import is over; ``mask``: the signals that main blocks."""
+
+    origin: Origin
+    guard_pidfd: int
+    imported: int
+    output: int
+    mask: frozenset[int]
+    trial: bool
+
+
+def be_guard(app: App, origin: Origin, mask: frozenset[int], fresh: Fresh | None = None) -> int:
     """Fork the supervisor, wait for its end or main's, then end whatever of it is left. Runs in the guard's process.
 
     All signals stay blocked: a scheduler that signals every process of the sweep must find somebody to clean up.
@@ -73,9 +101,26 @@ def be_guard(app: App, origin: Origin, mask: frozenset[int]) -> int:
     _process.raise_descriptor_limit()
     _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0, 1)
     guard_pidfd = _process.pidfd_open(os.getpid())
-    supervisor = _process.fork(lambda _: _be_supervisor(app, origin, guard_pidfd, mask))
+    imported = os.pipe2(os.O_CLOEXEC) if fresh is not None and fresh.method == "forkserver" else None
+    if fresh is not None and imported is not None:
+        become = FreshSupervisor(origin, guard_pidfd, imported[1], fresh.output, mask, fresh.trial)
+        carried = fresh.carried
+        guard = os.getpid()
+        supervisor = _process.fork(lambda _: _become_fresh(become, carried, guard))
+    else:
+        spawn = None if fresh is None else fresh.carried
+        supervisor = _process.fork(lambda _: be_supervisor(app, origin, guard_pidfd, mask, spawn=spawn))
     _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 2)  # faults until here are for the user to see
     supervisor_pidfd = _process.pidfd_open(supervisor)
+    if imported is not None:
+        os.close(imported[1])
+        # Until the import is over, nobody over there listens: that main is gone, or asks for the end (which is all
+        # that it can ask now), ends the import, however long it would take.
+        if imported[0] not in _process.wait_readable(
+            [supervisor_pidfd, origin.main_pidfd, origin.channel, imported[0]]
+        ):
+            end_all_children(LOST_AFTER_S)
+            return 0
     os.close(origin.channel)
     if supervisor_pidfd not in _process.wait_readable([supervisor_pidfd, origin.main_pidfd]):
         # Main is gone; the supervisor knows it too, and is given the time that it may take.
@@ -87,19 +132,41 @@ def be_guard(app: App, origin: Origin, mask: frozenset[int]) -> int:
 # --- the supervisor ---
 
 
-def _be_supervisor(app: App, origin: Origin, guard_pidfd: int, mask: frozenset[int]) -> int:
-    """Serve requests. Runs in the supervisor's process, where no code of the app runs, ever."""
-    handled = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, _job.UNSAVED}
+def _become_fresh(become: FreshSupervisor, carried: int, guard: int) -> NoReturn:
+    _process.die_with_parent(guard)  # until the import is over: it has no time to look after the guard
+    keep = {become.origin.channel, become.origin.main_pidfd, become.guard_pidfd, become.imported, become.output}
+    _process.redirect(os.dup(become.output), 1, 2)
+    _carry.become_fresh(carried, become, keep, os.environ)
+
+
+def be_supervisor(
+    app: App,
+    origin: Origin,
+    guard_pidfd: int,
+    mask: frozenset[int],
+    *,
+    spawn: int | None = None,
+    imported: str | None = None,
+) -> int:
+    """Serve requests. Runs in the supervisor's process, where no code of the app runs, ever.
+
+    ``spawn``: what each job carries into an interpreter of its own, see ``Fresh``. ``imported``: where this process
+    has imported the app by itself, what was printed meanwhile.
+    """
+    stopping = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+    handled = {*stopping, _job.UNSAVED}
     of_the_app = _process.silence_handlers(_job.UNSAVED)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, the kernel keeps no exit status
     wakeup = _process.wakeup_pipe()
     for signum in handled:
         signal.signal(signum, lambda *_: None)  # seen through the pipe
     signal.pthread_sigmask(signal.SIG_SETMASK, mask - handled)
     _process.become_subreaper()
-    stopping = handled - {_job.UNSAVED}
-    world = _SystemWorld(app, origin, wakeup, guard_pidfd, of_the_app, mask - stopping)
-    _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 2)  # until it has a log, and never a terminal
-    world.tell({"pid": os.getpid(), "torch_refuses_fork": _interpreter.torch_refuses_fork()})
+    world = _SystemWorld(app, origin, wakeup, guard_pidfd, of_the_app, mask - stopping, spawn, imported)
+    _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 1, 2)  # until it has a log, and never a terminal
+    threads = [] if imported is None else _interpreter.other_threads()
+    torch_refuses = spawn is None and imported is None and _interpreter.torch_refuses_fork()
+    world.tell({"pid": os.getpid(), "torch_refuses_fork": torch_refuses, "threads": threads})
     Pool(Schedule(app.layout, app.policy), world).serve()
     return 0
 
@@ -115,9 +182,13 @@ class _SystemWorld:
         guard_pidfd: int,
         handlers_of_the_app: Mapping[int, _process.Action],
         mask_of_the_app: frozenset[int],
+        spawn: int | None,
+        imported: str | None,
     ) -> None:
         self._app = app
         self._mask_of_the_app = mask_of_the_app
+        self._spawn = spawn
+        self._imported = imported
         self._handlers_of_the_app = handlers_of_the_app
         self._origin = origin
         self._wakeup = wakeup
@@ -126,6 +197,8 @@ class _SystemWorld:
             guard_pidfd: "the guard process is gone",
         }
         self._family = Family()
+        if imported is not None:
+            self._family.spare(children())  # what the app's import has started: a resource tracker, say
         self._unread = b""
         self._request: Request | None = None
         self._journal: Journal | None = None
@@ -184,6 +257,9 @@ class _SystemWorld:
         self._lock = _journal.claim(files, self._origin.main, fresh)
         try:
             _process.redirect(_journal.open_to_append(files.supervisor_log), 1, 2)
+            if self._imported:
+                os.write(2, self._imported.encode(errors="replace"))
+                self._imported = ""
             self._journal = _journal.begin(files)
         except OSError as error:
             raise _journal.cannot_be_written(files, error) from error
@@ -254,21 +330,36 @@ class _SystemWorld:
         _journal.clear_result(files, num)
         _journal.set_aside_log(files, num)
         output = _journal.open_to_append(files.output(num))
+        visibility = app.devices(start.slots, request.environ)
         at_once = max(1, min(app.layout.jobs_at_once, len(request.jobs)))
         assignment = _job.Assignment(
             job=start.job,
             files=files,
             environ={
                 **request.environ,
-                **app.devices(start.slots, request.environ),
+                **visibility,
                 "GPU_POOL_JOB_NUM": str(num),
             },
             cwd=request.cwd,
             threads=app.threads_per_job or max(1, app.cores // at_once),
             random_before_fork=self._origin.random_state,
+            visibility=tuple(visibility),
         )
-        supervisor, close = os.getpid(), self._descriptors()
+        supervisor, close, spawn = os.getpid(), self._descriptors(), self._spawn
         try:
+            if spawn is not None:
+                return self._family.start(
+                    num,
+                    lambda _: _job.become_fresh(
+                        assignment,
+                        spawn,
+                        supervisor=supervisor,
+                        log=output,
+                        close=close,
+                        mask=self._mask_of_the_app,
+                        handlers=self._handlers_of_the_app,
+                    ),
+                )
             return self._family.start(
                 num,
                 lambda _: _job.main(
@@ -280,6 +371,8 @@ class _SystemWorld:
                     mask=self._mask_of_the_app,
                     handlers=self._handlers_of_the_app,
                 ),
+                # Threads of the app's import may be about to log; main's are not here.
+                None if self._imported is None else _interpreter.quiet_logging(),
             )
         finally:
             os.close(output)

@@ -14,6 +14,7 @@ import gc
 import logging
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -89,6 +90,11 @@ def jax_state() -> str | None:
     return None
 
 
+def unsafe_to_fork(*, on_cpu: bool) -> str | None:
+    """A clause that says why jobs cannot be forked from this process; ``on_cpu``: where none of them sees a GPU."""
+    return jax_state() or (None if on_cpu else cuda_state())
+
+
 def torch_refuses_fork() -> bool:
     """True where torch will use no GPU in this process, because it was forked from one that had touched CUDA.
 
@@ -96,6 +102,12 @@ def torch_refuses_fork() -> bool:
     """
     cuda = sys.modules.get("torch.cuda")
     return cuda is not None and bool(getattr(cuda, "_is_in_bad_fork", bool)())
+
+
+TORCH_REFUSES = (
+    "something in it has called a torch.cuda function, after which torch refuses the GPU to every fork of it"
+)
+"""The clause for where ``torch_refuses_fork`` is true in a fork."""
 
 
 def pause_openmp() -> None:
@@ -250,6 +262,23 @@ def _end_resource_tracker(of_the_app: int | None) -> None:
     _family.kill_children(spare=pid)  # they hold its pipe too, and would be ended with the rest just after
     _process.wait_readable([pidfd], _TRACKER_S)
     os.close(pidfd)
+
+
+def run_exit_hooks_of_import(within_s: int) -> None:
+    """What the app's import registered in this fresh interpreter runs at its end: temporary directories are removed.
+
+    Its children are ended before. SIGALRM ends the process where this takes longer: main waits for its end, and must
+    not wait for ever.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    signal.alarm(within_s)
+    _family.kill_children(spare=resource_tracker() or 0)
+    for step in (atexit._run_exitfuncs, lambda: _end_resource_tracker(None)):
+        try:
+            step()
+        except BaseException:
+            traceback.print_exc()
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from . import _interpreter, _process
+from . import _carry, _interpreter, _process
 from ._journal import SweepFiles
-from ._model import Job, JobCrashedError, JobError
+from ._model import ConfigurationError, Job, JobCrashedError, JobError
 from ._result import Body, Result, described, save
 
 UNSAVED = signal.SIGUSR1
@@ -33,7 +33,10 @@ _inherited_streams: list[object] = []  # never finalized: they would flush the a
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the process of one try is told. ``environ``: the whole environment, the visible devices included."""
+    """What the process of one try is told. ``environ``: the whole environment, the visible devices included.
+
+    ``visibility``: the variables in it that show the devices.
+    """
 
     job: Job
     files: SweepFiles
@@ -41,6 +44,7 @@ class Assignment:
     cwd: str
     threads: int
     random_before_fork: Any
+    visibility: tuple[str, ...] = ()
 
 
 def main(
@@ -57,10 +61,84 @@ def main(
 
     ``log``: descriptor of its log; ``close``: the supervisor's own; ``mask``, ``handlers``: of signals, of the app.
     """
-    received = _be_a_leader(supervisor, mask, handlers)
+    received = _process.Received()
+    _be_a_leader(supervisor, mask, handlers)
     _use_log(log, close)
     _see(assignment)
-    of_the_app = _interpreter.forget_exit_hooks()
+    return _run_to_the_end(assignment, body, received, _interpreter.forget_exit_hooks())
+
+
+def become_fresh(
+    assignment: Assignment,
+    carried: int,
+    *,
+    supervisor: int,
+    log: int,
+    close: Iterable[int],
+    mask: frozenset[int],
+    handlers: Mapping[int, _process.Action],
+) -> NoReturn:
+    """``main`` as far as a fork can do it; then this process becomes a fresh interpreter, see ``main_of_fresh``.
+
+    The environment is the new program's from its first instruction: an import may ask for the devices.
+    """
+    # What the supervisor ignores in place of a handler of the app would be ignored in the new program, too.
+    actions = {signum: signal.SIG_DFL if callable(action) else action for signum, action in handlers.items()}
+    signal.set_wakeup_fd(-1)  # the supervisor's
+    _be_a_leader(supervisor, mask, actions)
+    _use_log(log, close)
+    _process.raise_oom_score(_OOM_SCORE)
+    limits = _interpreter.limit_threads(assignment.threads, assignment.environ)
+    _carry.become_fresh(carried, assignment, (), {**assignment.environ, **limits})
+
+
+def main_of_fresh(assignment: Assignment, body_class: type[Body], load: Callable[[], Body]) -> int:
+    """The rest of ``main``, in the fresh interpreter. ``load`` imports the app, and gives the body.
+
+    What the import registered for the exit is this job's own; it seeded its random numbers, or nobody did.
+    """
+    received = _process.Received()  # from here on: an interrupt during the import is one, too
+    _use_standard_streams()
+    body: Body
+    try:
+        body = load()
+        _require_unchanged(assignment)
+        if _interpreter.limit_threads(assignment.threads, assignment.environ):
+            _interpreter.apply_threads(assignment.threads)
+    except BaseException as error:
+        why = str(error) if isinstance(error, ConfigurationError) else described(error)
+        not_run = JobError(assignment.job.num, assignment.job.overrides, f"was not run: {why}")
+        body = _NotLoaded(body_class, not_run)  # type: ignore[assignment] # its methods are the class's static ones
+    _use_default_handlers({})
+    received.listen()
+    return _run_to_the_end(assignment, body, received, _interpreter.OfTheApp([], None))
+
+
+def _require_unchanged(assignment: Assignment) -> None:
+    for name in assignment.visibility:
+        if os.environ.get(name) != assignment.environ.get(name):
+            raise ConfigurationError(
+                f"The app sets {name}={os.environ.get(name)!r} when it is imported, over what start_method: spawn has "
+                f"set for this job ({assignment.environ.get(name)!r}); set it outside of the app, or use "
+                "hydra.launcher.gpus."
+            )
+
+
+class _NotLoaded:
+    """The body of a job whose app could not be imported."""
+
+    def __init__(self, body_class: type[Body], error: JobError) -> None:
+        self._error = error
+        self.failure = body_class.failure
+        self.without_config = body_class.without_config
+
+    def run(self, job: Job) -> Result:  # noqa: ARG002
+        raise self._error
+
+
+def _run_to_the_end(
+    assignment: Assignment, body: Body, received: _process.Received, of_the_app: _interpreter.OfTheApp
+) -> int:
     job_process = os.getpid()
     result = _run(assignment, body)
     if os.getpid() == job_process:  # not so in a fork of the task's own that came back from it: it is not the job
@@ -72,7 +150,7 @@ def main(
             body,
             result,
             stopped=stopped,
-            unsaved=lambda: _process.send_signal(supervisor, UNSAVED),
+            unsaved=lambda: _process.send_signal(os.getppid(), UNSAVED),
         )
     if result.error is not None:
         _call_excepthook(result.error)
@@ -106,7 +184,7 @@ def _call_excepthook(error: Exception) -> None:
         traceback.print_exc()
 
 
-def _be_a_leader(supervisor: int, mask: frozenset[int], handlers: Mapping[int, _process.Action]) -> _process.Received:
+def _be_a_leader(supervisor: int, mask: frozenset[int], handlers: Mapping[int, _process.Action]) -> None:
     """A session of its own, so that a signal to "its" group meets nobody else; then signals as in a new process.
 
     The app's handlers for what ends processes are for main, and not for it; those for other signals are as they were.
@@ -114,14 +192,16 @@ def _be_a_leader(supervisor: int, mask: frozenset[int], handlers: Mapping[int, _
     os.setsid()
     _process.die_with_parent(supervisor)
     _process.become_subreaper()
-    received = _process.Received()
+    _use_default_handlers(handlers)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _use_default_handlers(handlers: Mapping[int, _process.Action]) -> None:
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(signum, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return received
 
 
 def _use_log(log: int, close: Iterable[int]) -> None:
@@ -134,6 +214,11 @@ def _use_log(log: int, close: Iterable[int]) -> None:
         os.close(fd)
     _process.redirect(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
     _process.redirect(log, 1, 2)
+    _use_standard_streams()
+
+
+def _use_standard_streams() -> None:
+    """Python's and C's own on descriptors 0 to 2, and a traceback there of what no handler sees."""
     _process.unbuffer_c_streams()
     _inherited_streams.extend((sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__))
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, closefd=False))  # type: ignore[misc]

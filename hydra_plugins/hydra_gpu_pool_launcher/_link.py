@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import _interpreter, _process
-from ._guard import App, Origin, be_guard
+from ._guard import App, Fresh, Origin, be_guard
 from ._model import ConfigurationError, GpuPoolError
 
 
@@ -107,8 +107,8 @@ class Link:
                 return []
 
 
-def start(app: App) -> Link:
-    """Fork the guard, which forks the supervisor; returns when the latter serves.
+def start(app: App, fresh: Fresh | None = None) -> Link:
+    """Fork the guard, which forks the supervisor; returns when the latter serves, or has said why it does not.
 
     Raises ConfigurationError where the system refuses a process, and SupervisorGoneError where one ends at once.
     """
@@ -124,7 +124,7 @@ def start(app: App) -> Link:
     _process.flush_streams()
     _interpreter.pause_openmp()
     try:
-        guard = _process.fork(lambda mask: be_guard(app, origin, mask), around=_interpreter.quiet_logging())
+        guard = _process.fork(lambda mask: be_guard(app, origin, mask, fresh), around=_interpreter.quiet_logging())
     except OSError as error:
         os.close(ours)
         raise ConfigurationError(
@@ -146,6 +146,8 @@ def start(app: App) -> Link:
             "The supervisor ended while it started: killed by somebody, or by a fault of gpu_pool that it printed."
         )
     link.ready = json.loads(lines[0])
+    if "pid" not in link.ready:
+        return link  # it is gone, or about to be
     with contextlib.suppress(ProcessLookupError):  # gone again already: the guard's end will tell
         link.supervisor_pidfd = _process.pidfd_open(link.ready["pid"])
         _open.add(link.supervisor_pidfd)

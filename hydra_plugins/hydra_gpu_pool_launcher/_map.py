@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import reprlib
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import _devices
+from . import _devices, _reimport
 from ._display import display, say
 from ._interpreter import environ_for_jobs
 from ._job import call
 from ._journal import SweepFiles
-from ._model import ConfigurationError, Job, JobCancelledError, Status
+from ._model import ConfigurationError, Job, JobCancelledError, Layout, Status
 from ._pool import Request
 from ._process import require_pidfd
 from ._result import Result
@@ -42,7 +42,7 @@ class JobOutcome:
 
 
 class GpuPool:
-    """Runs calls of a function side by side on this machine's GPUs, each in a process forked from this one.
+    """Runs calls of a function side by side on this machine's GPUs, each in a process of its own.
 
     The keyword arguments are the keys of ``hydra/launcher=gpu_pool``, with the same defaults. ``dir``: where logs and
     results are kept; by default a temporary directory that is removed when this process exits. Raises
@@ -57,20 +57,26 @@ class GpuPool:
                 "resume=true: only with Hydra, since the arguments of two calls cannot be compared as overrides can; "
                 "leave it at false."
             )
-        self._layout, lines = _devices.layout(self._settings, os.environ)
-        for line in lines:
-            say(line)
+        # At the top of a module that is imported again, a pool is only there: nobody maps with it.
+        self._layout = None if _reimport.under_way() else self._chosen()
         if dir is None:
             _temporary.append(tempfile.TemporaryDirectory(prefix="gpu_pool-"))
             dir = _temporary[-1].name  # noqa: A001
         self._dir = os.path.abspath(dir)
 
+    def _chosen(self) -> Layout:
+        layout, lines = _devices.layout(self._settings, os.environ)
+        for line in lines:
+            say(line)
+        return layout
+
     def map(self, function: Callable[..., Any], kwargs_list: Iterable[Mapping[str, Any]]) -> list[JobOutcome]:
         """Call ``function(**kwargs)`` for each of the list, and block until each has ended; one outcome each, in order.
 
-        Neither the function nor its arguments are pickled; what it returns is. Raises for no call: a failed one is an
-        outcome with its error. Raises ConfigurationError where this process cannot be forked.
+        Where jobs are forked, neither the function nor its arguments are pickled; what it returns is. Raises for no
+        call: a failed one is an outcome with its error. Raises ConfigurationError where no job can be started.
         """
+        _reimport.refuse_sweep()
         calls = _checked_calls(function, kwargs_list)
         jobs = tuple(
             Job(num, tuple(f"{name}={reprlib.repr(value)}" for name, value in kwargs.items()))
@@ -79,7 +85,8 @@ class GpuPool:
         if not jobs:
             return []
         files = SweepFiles(self._dir)
-        supervisor = start_supervisor(_CallBody(function, calls), self._layout, self._settings)
+        named = {f"kwargs_list[{i}]": kwargs for i, kwargs in enumerate(calls)}
+        supervisor = start_supervisor(_CallBody(function, named), self._layout or self._chosen(), self._settings)
         try:
             request = Request(jobs, files, environ_for_jobs(), working_directory(), fresh=True)
             ends = supervisor.run(request, display(self._settings, jobs, files))
@@ -101,21 +108,33 @@ def _checked_calls(function: object, kwargs_list: object) -> list[dict[str, Any]
     return calls
 
 
-class _CallBody:
-    """What a job's process runs: the call of its number."""
+_FUNCTION = "The function"
 
-    def __init__(self, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> None:
+
+class _CallBody:
+    """What a job's process runs: the call of its number. ``calls``: "kwargs_list[0]" and so on."""
+
+    def __init__(self, function: Callable[..., Any], calls: Mapping[str, Mapping[str, Any]]) -> None:
         self._function = function
         self._calls = calls
 
     def run(self, job: Job) -> Result:
-        value = call(job, self._function, **self._calls[job.num])
+        value = call(job, self._function, **self._calls[f"kwargs_list[{job.num}]"])
         return Result(payload=value, value=value)
 
-    def failure(self, job: Job, error: Exception, instead_of: Result | None = None) -> Result:  # noqa: ARG002
+    def parts(self) -> dict[str, object]:
+        return {_FUNCTION: self._function, **self._calls}
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Any]) -> _CallBody:
+        return cls(parts[_FUNCTION], parts)
+
+    @staticmethod
+    def failure(job: Job, error: Exception, instead_of: Result | None = None) -> Result:  # noqa: ARG004
         return Result(payload=error, error=error)
 
-    def without_config(self, result: Result) -> Result:
+    @staticmethod
+    def without_config(result: Result) -> Result:
         return result
 
 

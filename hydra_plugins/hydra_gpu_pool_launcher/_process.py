@@ -16,11 +16,12 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from ._model import ConfigurationError
 
@@ -81,6 +82,11 @@ def die_with_parent(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def outlive_parent() -> None:
+    """No signal any more for what ``die_with_parent`` asked for."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -159,21 +165,48 @@ def fork(main: Callable[[frozenset[int]], int], around: contextlib.AbstractConte
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            _run_and_exit(main, mask)
+            run_and_exit(lambda: main(frozenset(mask)))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
 
 
-def _run_and_exit(main: Callable[[frozenset[int]], int], mask: Iterable[int]) -> None:
+def run_and_exit(main: Callable[[], int]) -> NoReturn:
+    """End this process with what ``main`` returns, and run nothing else; 70 where it raises, with the traceback."""
     code = 70
     try:
-        code = main(frozenset(mask))
+        code = main()
     except BaseException:
         with contextlib.suppress(BaseException):
             os.write(2, traceback.format_exc().encode(errors="replace"))
     finally:
         os._exit(code)
+
+
+def answer_of_fork(question: Callable[[], bool]) -> bool:
+    """What a fork of this process, made for it and gone, answers. Blocks until it does."""
+    pid = fork(lambda _: int(question()))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
+def unnamed_file(content: bytes = b"") -> int:
+    """A descriptor of a file that is gone with its last descriptor; close-on-exec."""
+    if hasattr(os, "memfd_create"):
+        fd = beyond_standard(os.memfd_create("gpu_pool"))
+    else:  # as os.pidfd_open
+        with tempfile.TemporaryFile() as file:
+            fd = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+    left = memoryview(content)
+    while left:
+        left = left[os.write(fd, left) :]
+    return fd
+
+
+def execute(command: Sequence[str], keep: Iterable[int], environ: Mapping[str, str]) -> NoReturn:
+    """Become another program, which has these descriptors and those that are inheritable. Raises OSError."""
+    for fd in keep:
+        os.set_inheritable(fd, True)
+    os.execve(command[0], [*command], dict(environ))
 
 
 def raise_descriptor_limit() -> None:
@@ -245,6 +278,10 @@ class Received:
     def __init__(self) -> None:
         self._read, self._write = wakeup_pipe()
         os.register_at_fork(after_in_child=self._forget)
+
+    def listen(self) -> None:
+        """Once more: an import may have taken the descriptor for itself."""
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def signals(self) -> set[int]:
         """Their numbers, once. Of more than 65,536 signals the first ones."""

@@ -54,10 +54,12 @@ class Body(Protocol):
     def run(self, job: Job) -> Result:
         """Run it. An exception is as good as a Result that has it as its error."""
 
-    def failure(self, job: Job, error: Exception, instead_of: Result | None = None) -> Result:
+    @staticmethod
+    def failure(job: Job, error: Exception, instead_of: Result | None = None) -> Result:
         """The Result of a job that has this error to give, in place of one that cannot be sent to main."""
 
-    def without_config(self, result: Result) -> Result:
+    @staticmethod
+    def without_config(result: Result) -> Result:
         """The same value or error, in a payload that has nothing else in it that might not pickle."""
 
 
@@ -265,7 +267,8 @@ def _type_name(value: object) -> str:
     cls = type(value)
     if cls.__module__ == "builtins" or issubclass(cls, JobError):
         return cls.__qualname__
-    return f"{cls.__module__}.{cls.__qualname__}"
+    module = "__main__" if cls.__module__ == "__mp_main__" else cls.__module__  # the app's, in a fresh interpreter
+    return f"{module}.{cls.__qualname__}"
 
 
 def _error_text(error: BaseException) -> str:

@@ -158,7 +158,6 @@ DEFAULTS: Mapping[str, Any] = {
 # What is still to be written. Per key: the values, as checked, that work today.
 _NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
     "mode": ("single",),
-    "start_method": ("auto", "fork"),
     "min_free_gpu_mem_gb": (None,),
     "share": (True,),
     "output": ("file",),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import _interpreter, _journal, _link, _process
+from . import _interpreter, _journal, _link, _process, _start
 from ._display import Display, say
 from ._guard import App, request_to_json
 from ._journal import DamagedReturnError, JournalReader, SweepFiles
@@ -30,6 +30,7 @@ from ._model import (
     Status,
 )
 from ._pool import Request
+from ._start import StartMethod
 from ._verdict import Stopped, judge
 
 _STOPPED_BY = {
@@ -46,39 +47,39 @@ class Supervisor:
     directory does not allow a sweep.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, start_method: StartMethod = "auto") -> None:
         self.app = app
         self.busy = False
+        self._asked = start_method
+        self._method: StartMethod = "fork"  # the one in use
         self._link: Link | None = None
         self._close: Callable[[], object] = lambda: None
 
     def start(self) -> None:
-        """Fork a supervisor from this process as it is now."""
-        state = _interpreter.jax_state() or (None if self.app.layout.on_cpu else _interpreter.cuda_state())
-        if state is not None:
-            raise ConfigurationError(
-                f"gpu_pool cannot fork jobs from this process: {state}; move what initialises it "
-                "(torch.cuda.is_available() is enough) from the top of the script into the task function."
-            )
-        link = _link.start(self.app)
-        if link.ready["torch_refuses_fork"] and not self.app.layout.on_cpu:
-            _link.close(link, os.getpid())
-            raise ConfigurationError(
-                "gpu_pool cannot fork jobs from this process: something in it has called a torch.cuda function, and "
-                "torch refuses the GPU to a process forked after that; move that call from the top of the script into "
-                "the task function."
-            )
-        self.close()
-        self._close = weakref.finalize(self, _link.close, link, os.getpid())
-        self._link = link
+        """Start a supervisor by the method that was asked for; with auto, by the first that is safe.
+
+        From this process as it is now, or, with forkserver, from the app as a fresh interpreter imports it.
+        """
+        self._use(*_start.start(self.app, self._asked))
 
     def renew(self) -> None:
-        """Fork again, so that jobs see the newest state of the app; where that is not safe any more, keep what is."""
+        """Fork again, so that jobs see the newest state of the app; where that is not safe any more, keep what is.
+
+        With forkserver there is nothing newer: the app would be imported again as it was.
+        """
         if self._link is None or self._link.gone():
             self.start()
         elif not _interpreter.other_threads():
             with contextlib.suppress(ConfigurationError, SupervisorGoneError):
-                self.start()
+                link = _start.again(self.app, self._method)
+                if link is not None:
+                    self._use(link, self._method)
+
+    def _use(self, link: Link, method: StartMethod) -> None:
+        self.close()
+        self._close = weakref.finalize(self, _link.close, link, os.getpid())
+        self._link = link
+        self._method = method
 
     def run(self, request: Request, display: Display) -> dict[int, dict[str, Any]]:
         """Have the jobs run, and block until each has ended; the journal's "end" event of each, by job number.

@@ -15,17 +15,18 @@ from hydra.core.utils import JobReturn, JobRuntime, JobStatus, filter_overrides,
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from . import _devices
+from . import _devices, _hydra_state, _reimport
+from ._carry import CarriedBody
 from ._display import display, say
 from ._guard import App
-from ._interpreter import environ_for_jobs, other_threads, wandb_run
+from ._interpreter import environ_for_jobs, wandb_run
 from ._job import call
 from ._journal import SweepFiles
 from ._machine import bound_to_one_core, cores
 from ._model import ConfigurationError, Job, Layout, Policy, Settings, Status
 from ._pool import Request
 from ._process import require_pidfd
-from ._result import Body, Result
+from ._result import Result
 from ._settings import checked
 from ._supervisor import Supervisor, settle, with_remote_traceback
 
@@ -38,6 +39,7 @@ class Sweep:
     def __init__(
         self, raw: Mapping[str, Any], hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
+        _reimport.refuse_sweep()
         require_pidfd()
         self._settings = checked(plain(raw))
         refuse_visibility(config)
@@ -86,15 +88,8 @@ def _close_previous() -> None:
             _supervisors.discard(supervisor)
 
 
-def start_supervisor(body: Body, layout: Layout, settings: Settings) -> Supervisor:
+def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> Supervisor:
     """A supervisor for this app, forked from it as it is now. Raises ConfigurationError where that is not safe."""
-    threads = other_threads()
-    if threads:
-        say(
-            f"{len(threads)} other threads run in the main process ({', '.join(threads)}): a lock that one of them "
-            "holds while a job is forked stays locked in the job",
-            logging.WARNING,
-        )
     if bound_to_one_core():
         say(
             f"the main process may use one CPU core of {os.cpu_count()}, and all jobs will share it: unless that is "
@@ -116,7 +111,8 @@ def start_supervisor(body: Body, layout: Layout, settings: Settings) -> Supervis
             threads_per_job=settings.threads_per_job,
             cores=cores(),
             devices=functools.partial(_devices.visibility, layout),
-        )
+        ),
+        settings.start_method,
     )
     supervisor.start()
     return supervisor
@@ -162,6 +158,9 @@ def refuse_visibility(config: DictConfig) -> None:
             )
 
 
+_TASK_FUNCTION, _CONFIG, _CONTEXT, _STATE = "The task function", "The config", "hydra_context.", "What Hydra keeps"
+
+
 class _HydraBody:
     """What a job's process runs: compose, then Hydra's run_job."""
 
@@ -194,14 +193,31 @@ class _HydraBody:
             return Result(ret, error=ret._return_value, directory=directory)
         return Result(ret, value=ret._return_value, directory=directory)
 
-    def failure(self, job: Job, error: Exception, instead_of: Result | None = None) -> Result:
+    def parts(self) -> dict[str, object]:
+        return {
+            _TASK_FUNCTION: self._task_function,
+            **{_CONTEXT + name: value for name, value in vars(self._hydra_context).items()},
+            _CONFIG: self._config,
+            _STATE: _hydra_state.HydraState.taken(),
+        }
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Any]) -> _HydraBody:
+        parts[_STATE].put()
+        # By the names that there are: Hydra 1.4 has one more, and without it a job would be free to run any target.
+        context = {name.removeprefix(_CONTEXT): parts[name] for name in parts if name.startswith(_CONTEXT)}
+        return cls(HydraContext(**context), parts[_TASK_FUNCTION], parts[_CONFIG])
+
+    @staticmethod
+    def failure(job: Job, error: Exception, instead_of: Result | None = None) -> Result:
         if instead_of is not None and isinstance(instead_of.payload, JobReturn):
             ret = _copy(instead_of.payload)
             ret.status, ret.return_value = JobStatus.FAILED, error
             return Result(ret, error=error)
         return Result(_failed(job, error), error=error)
 
-    def without_config(self, result: Result) -> Result:
+    @staticmethod
+    def without_config(result: Result) -> Result:
         assert isinstance(result.payload, JobReturn)
         ret = _copy(result.payload)
         ret.cfg, ret.hydra_cfg = _plain_config(ret.cfg), _plain_config(ret.hydra_cfg)

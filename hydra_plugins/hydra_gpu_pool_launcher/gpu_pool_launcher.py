@@ -41,7 +41,7 @@ class GpuPoolLauncherConf:
     cpu_slots: Any = None  # jobs at once where there are no GPUs; null: one per core
     mode: Any = "single"  # single, ddp
     ddp: DdpConf = field(default_factory=DdpConf)
-    start_method: Any = "auto"  # auto, fork, forkserver, spawn
+    start_method: Any = "auto"  # auto: the first of fork, forkserver, spawn that is safe
     threads_per_job: Any = "auto"  # CPU threads of a job's numeric libraries; auto: cores / jobs at once
     stagger_s: Any = 0  # seconds between any two starts
     timeout_min: Any = None  # minutes that one try may take
@@ -57,7 +57,7 @@ class GpuPoolLauncherConf:
 
 
 class GpuPoolLauncher(Launcher):
-    """Runs the jobs of a sweep side by side on the GPUs of this machine, each in a process forked from the app."""
+    """Runs the jobs of a sweep side by side on the GPUs of this machine, each in a process of its own."""
 
     def __init__(self, **config: Any) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class GpuPoolLauncher(Launcher):
         self._sweep: Optional[Sweep] = None  # noqa: UP045
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Check the configuration and fork the supervisor. Raises ConfigurationError, in one sentence, or nothing."""
+        """Check the configuration and start the supervisor. Raises ConfigurationError, in one sentence, or nothing."""
         from ._sweep import Sweep
 
         self._sweep = Sweep(self._config, hydra_context, task_function, config)
