@@ -404,3 +404,25 @@ def test_the_oom_score_is_raised_as_far_as_it_goes(family: Family) -> None:
 
     family.start(0, leader(main))
     assert until_gone(family, 0)[0].code == 1
+
+
+@pytest.mark.parametrize("memfd", [True, False])
+def test_an_unnamed_file_is_read_from_its_start_by_everybody_who_opens_it_anew(
+    monkeypatch: pytest.MonkeyPatch, memfd: bool
+) -> None:
+    if not memfd:
+        monkeypatch.delattr(os, "memfd_create", raising=False)  # as in conda's Python
+    fd = _process.unnamed_file(b"content")
+    try:
+        assert fd > 2
+        assert not os.get_inheritable(fd)
+        for _ in range(2):
+            assert Path(f"/proc/self/fd/{fd}").read_bytes() == b"content"
+    finally:
+        os.close(fd)
+
+
+def test_a_fork_answers_a_question_and_is_gone() -> None:
+    main = os.getpid()
+    assert _process.answer_of_fork(lambda: os.getpid() != main)
+    assert not _process.answer_of_fork(lambda: os.getpid() == main)

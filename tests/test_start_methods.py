@@ -225,15 +225,20 @@ def main(cfg):
 @pytest.mark.parametrize("method", FRESH)
 def test_a_pool_without_a_guard_is_refused_and_one_that_is_only_made_is_not(run_app: RunApp, method: str) -> None:
     source = f"""{POOL}
-pool = {a_pool(method)}
+pool = {a_pool(method).replace("dir='sweep', ", "")}
 def function():
-    return 1
+    return len(os.listdir(os.environ["TMPDIR"]))  # main's own, and that of none that is only there
+import os
 """
-    done = run_app(source + "print([o.value for o in pool.map(function, [{}])])")
+    temporary = run_app.directory / "temporary"
+    temporary.mkdir()
+    env = {"TMPDIR": str(temporary)}
+    done = run_app(source + "print([o.value for o in pool.map(function, [{}])])", env=env)
     assert done.stdout == ""
     assert "app.py has no `if __name__ == '__main__':` guard" in done.stderr.splitlines()[-1]
-    done = run_app(source + "if __name__ == '__main__':\n    print([o.value for o in pool.map(function, [{}])])")
+    done = run_app(source + "if __name__ == '__main__': print([o.value for o in pool.map(function, [{}])])", env=env)
     assert done.stdout == "[1]\n", done.stderr
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.parametrize("method", FRESH)

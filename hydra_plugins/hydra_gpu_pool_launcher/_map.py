@@ -59,16 +59,21 @@ class GpuPool:
             )
         # At the top of a module that is imported again, a pool is only there: nobody maps with it.
         self._layout = None if _reimport.under_way() else self._chosen()
-        if dir is None:
-            _temporary.append(tempfile.TemporaryDirectory(prefix="gpu_pool-"))
-            dir = _temporary[-1].name  # noqa: A001
-        self._dir = os.path.abspath(dir)
+        self._dir = None if dir is None else os.path.abspath(dir)
+        if not _reimport.under_way():
+            self._dir = self._directory()
 
     def _chosen(self) -> Layout:
         layout, lines = _devices.layout(self._settings, os.environ)
         for line in lines:
             say(line)
         return layout
+
+    def _directory(self) -> str:
+        if self._dir is None:
+            _temporary.append(tempfile.TemporaryDirectory(prefix="gpu_pool-"))
+            self._dir = os.path.abspath(_temporary[-1].name)
+        return self._dir
 
     def map(self, function: Callable[..., Any], kwargs_list: Iterable[Mapping[str, Any]]) -> list[JobOutcome]:
         """Call ``function(**kwargs)`` for each of the list, and block until each has ended; one outcome each, in order.
@@ -84,7 +89,7 @@ class GpuPool:
         )
         if not jobs:
             return []
-        files = SweepFiles(self._dir)
+        files = SweepFiles(self._directory())
         named = {f"kwargs_list[{i}]": kwargs for i, kwargs in enumerate(calls)}
         supervisor = start_supervisor(_CallBody(function, named), self._layout or self._chosen(), self._settings)
         try:
