@@ -25,7 +25,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Hydra 1.3 warns of a main without version_base, and Hydra 1.4 of one with it
     import deaths_app
 
-START_METHODS = ["fork"]
+START_METHODS = ["fork", "forkserver", "spawn"]
 
 
 @dataclass(frozen=True)

@@ -567,7 +567,7 @@ blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
 def job():
     names = ["GPU_POOL_JOB_NUM", "GPU_POOL_SLOT", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OWN"]
     names.append("PYTORCH_NVML_BASED_CUDA_CHECK")
-    descriptors = len(os.listdir("/proc/self/fd")) - 1  # it needs one itself
+    descriptors = len(os.listdir("/proc/self/fd")) - 1  # it needs one itself; three streams, the pipe of its signals
     clean = not blocked and not signal.pthread_sigmask(signal.SIG_BLOCK, [])
     return [os.environ.get(name) for name in names], os.path.basename(os.getcwd()), at_import, descriptors, clean, \\
         os.getsid(0) == os.getpid(), open("/proc/self/oom_score_adj").read().strip()
@@ -582,7 +582,7 @@ if __name__ == "__main__":
 """
     done = run_app(source)
     at_import = {"fork": (None, None), "forkserver": (None, "1"), "spawn": ("3", None)}[method]
-    expected: tuple[object, ...] = (["0", "cpu.0", "", "3", "mine", None], "elsewhere", at_import, 3, True, True)
+    expected: tuple[object, ...] = (["0", "cpu.0", "", "3", "mine", None], "elsewhere", at_import, 5, True, True)
     assert done.stdout == f"{expected} 300\n", done.stderr
 
 
