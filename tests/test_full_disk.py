@@ -14,8 +14,9 @@ import pytest
 from support import LIMIT_S
 from test_supervisor import App, StartApp, start_app
 
-from hydra_plugins.hydra_gpu_pool_launcher import _journal, _process
-from hydra_plugins.hydra_gpu_pool_launcher._journal import Journal, SweepFiles
+from hydra_plugins.hydra_gpu_pool_launcher import _files, _journal, _process, _returns
+from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
+from hydra_plugins.hydra_gpu_pool_launcher._journal import Journal
 
 __all__ = ["start_app"]
 
@@ -165,14 +166,14 @@ def test_a_sweep_whose_journal_cannot_be_written_can_be_stopped_and_what_had_end
     app.process.send_signal(signal.SIGINT)
     app.process.communicate(timeout=LIMIT_S)
     assert app.process.returncode == -signal.SIGINT
-    assert _journal.load_return(SweepFiles(str(app.directory / "sweep")), 0) == (0, True)
+    assert _returns.load_return(SweepFiles(str(app.directory / "sweep")), 0) == (0, True)
     app.assert_nothing_is_left()
 
 
 def test_a_line_that_was_half_written_is_completed_before_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = Journal(_journal.open_to_append(str(tmp_path / "journal")))
+    journal = Journal(_files.open_to_append(str(tmp_path / "journal")))
     write, room = os.write, [10]
 
     def little_room(fd: int, data: bytes) -> int:
@@ -216,13 +217,13 @@ def test_a_disk_that_refuses_a_job_its_log_delays_the_job(start_app: StartApp) -
     app = start_app(
         "pool = GpuPool(dir='sweep', gpus=[], cpu_slots=1)\n"
         "print([o.value for o in pool.map(job, [{'x': x} for x in range(3)])])",
-        before="from {package} import _journal\n".format(package="hydra_plugins.hydra_gpu_pool_launcher")
-        + "import errno\nreal = _journal.open_to_append\n"
+        before="from {package} import _files\n".format(package="hydra_plugins.hydra_gpu_pool_launcher")
+        + "import errno\nreal = _files.open_to_append\n"
         "def open_to_append(path):\n"
         "    if 'jobs/1/' in path and os.path.exists('quota'):\n"
         "        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), path)\n"
         "    return real(path)\n"
-        "_journal.open_to_append = open_to_append\n"
+        "_files.open_to_append = open_to_append\n"
         "def job(x): return x\n"
         "open('quota', 'w').close()",
     )

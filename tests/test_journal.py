@@ -15,22 +15,17 @@ from pathlib import Path
 import pytest
 
 from hydra_plugins.hydra_gpu_pool_launcher import _process
-from hydra_plugins.hydra_gpu_pool_launcher._journal import (
+from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles, claim, make_private_dir, open_to_append
+from hydra_plugins.hydra_gpu_pool_launcher._journal import Journal, JournalReader, begin
+from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError, Report, Status
+from hydra_plugins.hydra_gpu_pool_launcher._returns import (
     DamagedReturnError,
-    Journal,
-    JournalReader,
-    SweepFiles,
-    begin,
-    claim,
     digest,
     load_report,
     load_return,
-    make_private_dir,
-    open_to_append,
     save_return,
     set_aside_late,
 )
-from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError, Report, Status
 
 VALUE = {"loss": 0.25, "steps": [1, 2, 3]}
 PAYLOAD = pickle.dumps(VALUE)

@@ -25,7 +25,7 @@ from hydra_plugins.hydra_gpu_pool_launcher import (
     JobCrashedError,
     JobError,
     Status,
-    _journal,
+    _returns,
 )
 
 
@@ -395,8 +395,8 @@ def test_large_nested_values_do_not_swell_the_journal(tmp_path: Path) -> None:
 def test_a_result_that_the_supervisor_could_not_read_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    main, load = os.getpid(), _journal.load_report
-    monkeypatch.setattr(_journal, "load_report", lambda *args: load(*args) if os.getpid() == main else None)
+    main, load = os.getpid(), _returns.load_report
+    monkeypatch.setattr(_returns, "load_report", lambda *args: load(*args) if os.getpid() == main else None)
     assert outcome(tmp_path, lambda: 5).value == 5
 
 

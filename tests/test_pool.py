@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.hydra_gpu_pool_launcher._journal import SweepFiles
+from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._model import (
     ConfigurationError,
     Device,

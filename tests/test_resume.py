@@ -21,19 +21,11 @@ import pytest
 from support import RunApp, write_sweeper
 
 from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
-from hydra_plugins.hydra_gpu_pool_launcher._journal import (
-    Journal,
-    SweepFiles,
-    begin,
-    claim,
-    digest,
-    load_report,
-    make_private_dir,
-    save_return,
-    set_aside_log,
-)
+from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles, claim, make_private_dir
+from hydra_plugins.hydra_gpu_pool_launcher._journal import Journal, begin
 from hydra_plugins.hydra_gpu_pool_launcher._model import Cause, ConfigurationError, Job, Report, Status
 from hydra_plugins.hydra_gpu_pool_launcher._resume import Earlier, take_up
+from hydra_plugins.hydra_gpu_pool_launcher._returns import digest, load_report, save_return, set_aside_log
 from hydra_plugins.hydra_gpu_pool_launcher._supervisor import settle
 
 # --- what is done: files laid out by hand ---
@@ -562,7 +554,7 @@ APP = """
 import json, os, signal, sys
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra_plugins.hydra_gpu_pool_launcher import _guard, _journal, _result, _resume
+from hydra_plugins.hydra_gpu_pool_launcher import _journal, _result, _resume, _returns, _world
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 MAIN, KILL, STOP = os.getpid(), os.environ.get("KILL"), os.environ.get("STOP")
@@ -593,12 +585,12 @@ def kill_at(owner, name, point, after=False):
 
     setattr(owner, name, killing)
 
-kill_at(_journal, "_replace", lambda path, _: "before " + "/".join(path.split("/")[-2:]))
+kill_at(_returns, "write_whole", lambda path, _: "before " + "/".join(path.split("/")[-2:]))
 kill_at(_result, "save_return", lambda files, num, *_: f"saved {num}", after=True)
 kill_at(_journal.Journal, "append", lambda self, event, **facts: f"line {event} {facts.get('job', '')}".strip())
 kill_at(_resume, "move_aside", lambda path: "move " + "/".join(path.split("/")[-2:]))
 if KILL == "supervisor":
-    _guard.take_up = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    _world.take_up = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 class Stopped(Exception):
     pass

@@ -29,6 +29,7 @@ ORDER = (
     "_link",
     "_fresh",
     "_guard",
+    "_world",
     "_pool",
     "_schedule",
     "_verdict",
@@ -41,7 +42,9 @@ ORDER = (
     "_process",
     "_display",
     "_resume",
+    "_returns",
     "_journal",
+    "_files",
     "_settings",
     "_model",
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ._journal import SweepFiles
+from ._files import SweepFiles
 from ._model import JOB_ERRORS, Cause, Job, Layout, Settings, Status
 
 _log = logging.getLogger("gpu_pool")

@@ -21,8 +21,9 @@ from typing import Any, BinaryIO
 
 from . import _interpreter, _job, _process, _reimport
 from ._carry import Carried, CarriedBody, Parts
-from ._guard import App, FreshSupervisor, be_supervisor
+from ._guard import FreshSupervisor, be_supervisor
 from ._model import ConfigurationError, Slot
+from ._world import App
 
 
 def main(file: BinaryIO, fd: int) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from . import _carry, _interpreter, _process
-from ._journal import SweepFiles
+from ._files import SweepFiles
 from ._model import ConfigurationError, Job, JobCrashedError, JobError
 from ._result import Body, Result, described, save
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import _interpreter, _process
-from ._guard import App, Fresh, Origin, be_guard
+from ._guard import Fresh, be_guard
 from ._model import ConfigurationError, GpuPoolError
+from ._world import App, Origin
 
 
 class SupervisorGoneError(GpuPoolError):

@@ -11,9 +11,9 @@ from typing import Any
 
 from . import _devices, _reimport
 from ._display import display, say
+from ._files import SweepFiles
 from ._interpreter import environ_for_jobs
 from ._job import call
-from ._journal import SweepFiles
 from ._model import ConfigurationError, Job, JobCancelledError, Layout, Status
 from ._pool import Request
 from ._process import require_pidfd

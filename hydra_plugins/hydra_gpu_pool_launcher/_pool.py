@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ._journal import SweepFiles
+from ._files import SweepFiles
 from ._model import (
     Abandon,
     Abandoned,

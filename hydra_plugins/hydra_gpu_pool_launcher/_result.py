@@ -22,9 +22,10 @@ from typing import Any, Protocol
 
 from hydra.core.utils import JobReturn
 
-from ._journal import SweepFiles, digest, save_return
+from ._files import SweepFiles
 from ._model import Job, JobCancelledError, JobError, Report, Status
 from ._process import is_of_the_disk
+from ._returns import digest, save_return
 
 _LONGEST_VALUE = 10_000
 """Characters of JSON, and items: a longer value is in the pickle alone, and does not swell the journal."""

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import _journal
-from ._journal import DamagedReturnError, JournalReader, SweepFiles, move_aside, overrides_from_json
+from . import _files, _returns
+from ._files import SweepFiles, move_aside
+from ._journal import JournalReader
 from ._model import Cause, Job, Outcome, Report, Status
+from ._returns import DamagedReturnError, overrides_from_json
 
 _FIGURES = ("seconds", "cpu_s", "peak_mb")
 """Of an "end" line: what is still true of a job that is not run again."""
@@ -74,7 +76,7 @@ def take_up(files: SweepFiles, jobs: Sequence[Job]) -> Earlier:
     try:
         return _take_up(files, jobs)
     except OSError as error:
-        raise _journal.cannot_be_written(files, error) from error
+        raise _files.cannot_be_written(files, error) from error
 
 
 def _take_up(files: SweepFiles, jobs: Sequence[Job]) -> Earlier:
@@ -105,7 +107,7 @@ def _take_up(files: SweepFiles, jobs: Sequence[Job]) -> Earlier:
 
 def _report(files: SweepFiles, num: int) -> Report | None:
     try:
-        return _journal.trusted_report(files, num)
+        return _returns.trusted_report(files, num)
     except DamagedReturnError:
         return None
 
@@ -114,7 +116,7 @@ def _is_done(files: SweepFiles, job: Job, report: Report) -> bool:
     if report.status is not Status.COMPLETED or report.overrides != job.overrides:
         return False
     try:
-        _journal.read_return(files, job.num, report)
+        _returns.read_return(files, job.num, report)
     except DamagedReturnError:
         return False
     return True
@@ -159,10 +161,10 @@ def _clear(files: SweepFiles, num: int, late: bool) -> None:
     path = files.job_dir(num)
     try:
         if os.path.lexists(path):
-            _journal.make_private_dir(path)
+            _files.make_private_dir(path)
             if late:
-                _journal.set_aside_late(files, num)
-            _journal.clear_result(files, num)
+                _returns.set_aside_late(files, num)
+            _returns.clear_result(files, num)
     except OSError:
         move_aside(path)
 

@@ -15,9 +15,10 @@ from typing import Any, Literal
 from . import _carry, _interpreter, _link, _process
 from ._carry import Carried
 from ._display import say
-from ._guard import App, Fresh
+from ._guard import Fresh
 from ._link import Link, SupervisorGoneError
 from ._model import ConfigurationError
+from ._world import App
 
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
 

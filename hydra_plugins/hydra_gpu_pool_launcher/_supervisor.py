@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import _interpreter, _journal, _link, _process, _start
+from . import _interpreter, _link, _process, _returns, _start
 from ._display import Display, say
-from ._guard import App, request_to_json
-from ._journal import DamagedReturnError, JournalReader, SweepFiles
+from ._files import SweepFiles
+from ._journal import JournalReader
 from ._link import Link, SupervisorGoneError
 from ._model import (
     JOB_ERRORS,
@@ -30,8 +30,10 @@ from ._model import (
     Status,
 )
 from ._pool import Request
+from ._returns import DamagedReturnError
 from ._start import StartMethod
 from ._verdict import Stopped, judge
+from ._world import App, request_to_json
 
 _STOPPED_BY = {
     signal.SIGINT: "Ctrl-C (SIGINT to the main process)",
@@ -232,7 +234,7 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
 
     Runs in main, and loads the job's pickle: the code that this runs may raise, which is the job's error then.
     """
-    report = _journal.load_report(files, job.num)
+    report = _returns.load_report(files, job.num)
     if report is not None and report.overrides not in (None, job.overrides):
         report = None  # of another job that had this number, and whose result nobody was left to clear
     if end is not None and end["event"] == "stop":
@@ -246,7 +248,7 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
     if report.status is Status.CANCELLED:
         return Settled(error=_error(job, report.error_type, report.error_text))
     try:
-        payload = _journal.load_return(files, job.num)
+        payload = _returns.load_return(files, job.num)
         return Settled(payload, failed=report.status is Status.FAILED, traceback=report.traceback)
     except DamagedReturnError as error:
         found: JobError = JobLostError(job.num, job.overrides, f"was lost: {error}")

@@ -18,10 +18,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from . import _devices, _hydra_state, _reimport
 from ._carry import CarriedBody
 from ._display import display, say
-from ._guard import App
+from ._files import SweepFiles
 from ._interpreter import environ_for_jobs, wandb_run
 from ._job import call
-from ._journal import SweepFiles
 from ._machine import bound_to_one_core, cores
 from ._model import ConfigurationError, Job, Layout, Policy, Settings, Status
 from ._pool import Request
@@ -29,6 +28,7 @@ from ._process import require_pidfd
 from ._result import Result
 from ._settings import checked
 from ._supervisor import Supervisor, settle, with_remote_traceback
+from ._world import App
 
 _supervisors: weakref.WeakSet[Supervisor] = weakref.WeakSet()
 

@@ -1,0 +1,193 @@
+"""The sweep's files: where they are, that they are nobody else's, and the lock of their directory.
+
+Loading a pickle runs code, so all that is gpu_pool's is in directories that the user owns, and that nobody else can
+write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from dataclasses import dataclass
+
+from ._model import ConfigurationError
+
+
+@dataclass(frozen=True)
+class SweepFiles:
+    """Every path of the sweep in one place. ``sweep_dir`` is absolute; nothing is made or read by asking for a path."""
+
+    sweep_dir: str
+
+    @property
+    def root(self) -> str:
+        """The directory of all that is gpu_pool's own."""
+        return os.path.join(self.sweep_dir, ".gpu_pool")
+
+    @property
+    def journal(self) -> str:
+        """One JSON object per line, one line per event."""
+        return os.path.join(self.root, "journal.jsonl")
+
+    @property
+    def supervisor_log(self) -> str:
+        """The supervisor's own faults."""
+        return os.path.join(self.root, "supervisor.log")
+
+    @property
+    def lock(self) -> str:
+        """Held by the live supervisor; its content is the pid of that sweep's main process."""
+        return os.path.join(self.root, "lock")
+
+    def job_dir(self, num: int | str) -> str:
+        """The directory of one job's files."""
+        return os.path.join(self.root, "jobs", str(num))
+
+    def output(self, num: int | str) -> str:
+        """The job's stdout and stderr."""
+        return os.path.join(self.job_dir(num), "output.log")
+
+    def returned(self, num: int) -> str:
+        """The job's return, pickled."""
+        return os.path.join(self.job_dir(num), "return.pickle")
+
+    def outcome(self, num: int) -> str:
+        """What the job says of itself; written last."""
+        return os.path.join(self.job_dir(num), "outcome.json")
+
+    def late(self, num: int) -> str:
+        """What a job returned after it was told to stop."""
+        return os.path.join(self.job_dir(num), "late.pickle")
+
+
+def make_private_dir(path: str) -> None:
+    """Make the directory without write permission for group and others, whatever the umask; those above it, with it.
+
+    Raises OSError, also where it is there already and is another's, or others can write in it.
+    """
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o755)
+    require_private(path, os.lstat(path))  # of a new one too: there are file systems that have modes of their own
+
+
+def make_job_dir(files: SweepFiles, num: int) -> None:
+    """Make the directory of one job's files, and those above it, each of them private. Raises OSError."""
+    for path in (files.root, os.path.dirname(files.job_dir(num)), files.job_dir(num)):
+        make_private_dir(path)
+
+
+def require_private(path: str, found: os.stat_result) -> None:
+    """Raise PermissionError where somebody else could have put a pickle there: loading one runs what it says."""
+    if found.st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, f"belongs to user {found.st_uid}", path)
+    if stat.S_ISLNK(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(errno.EPERM, "is a link, or others can write it", path)
+
+
+def open_to_append(path: str) -> int:
+    """A descriptor that appends, to a file that group and others cannot write; a symbolic link is not followed."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+
+def write_whole(path: str, content: bytes) -> None:
+    aside = f"{path}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(aside)
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with open(fd, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(fd)
+    os.rename(aside, path)
+
+
+def move_aside(path: str, suffix: str = "") -> str:
+    """Rename it to the first free of ``path.1``, ``path.2``, …, where nothing is; the new path. Raises OSError.
+
+    A ``suffix`` of the path stays at its end: ``output.log`` with ".log" becomes ``output.1.log``.
+    """
+    k = 1
+    while os.path.lexists(aside := f"{path.removesuffix(suffix)}.{k}{suffix}"):
+        k += 1
+    os.rename(path, aside)
+    return aside
+
+
+def claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
+    """Take the sweep directory for this process: the descriptor of its lock, held until it is closed.
+
+    Runs in the supervisor, since a lock is shared with every fork made while it is held. ``fresh``: an earlier sweep's
+    files are moved aside, never overwritten. Raises ConfigurationError where another live sweep has the directory, or
+    nothing can be written there.
+    """
+    try:
+        return _claim(files, main_pid, fresh)
+    except OSError as error:
+        raise cannot_be_written(files, error) from error
+
+
+def cannot_be_written(files: SweepFiles, error: OSError) -> ConfigurationError:
+    """What is said of a sweep directory that cannot hold the sweep's files."""
+    what = f"The sweep's files cannot be written to {files.sweep_dir} ({error.filename}: {error.strerror})"
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return ConfigurationError(f"{what}; raise the limit of open files (ulimit -n).")
+    return ConfigurationError(f"{what}; choose another directory (hydra.sweep.dir, or GpuPool's dir).")
+
+
+def _claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
+    fd = _lock(files, main_pid)
+    jobs = os.path.join(files.root, "jobs")
+    if fresh and (os.path.lexists(files.journal) or os.path.lexists(jobs)):
+        move_aside(files.root)
+        os.close(fd)
+        fd = _lock(files, main_pid)  # of the new directory: whoever was faster has it
+    make_private_dir(jobs)
+    return fd
+
+
+def _lock(files: SweepFiles, main_pid: int) -> int:
+    while True:
+        fd = _lock_what_is_there(files)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), os.lstat(files.lock)):
+                break
+        os.close(fd)  # another sweep has moved this file aside, before it let go of it: what is there now is its own
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{main_pid}\n".encode(), 0)
+    return fd
+
+
+def _lock_what_is_there(files: SweepFiles) -> int:
+    make_private_dir(files.root)
+    fd = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(fd, 20).decode(errors="replace").strip()
+        os.close(fd)
+        raise ConfigurationError(
+            f"Another sweep (process {holder}) is running in {files.sweep_dir}; give this one a directory of its own "
+            "(hydra.sweep.dir, or GpuPool's dir), or wait for the other to end."
+        ) from None
+    except OSError as error:
+        if error.errno not in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}:
+            raise  # those say that this file system has no locks: then there is none to respect
+    return fd
+
+
+_LEAST_ROOM = 1 << 20
+
+
+def require_room(files: SweepFiles) -> None:
+    """Raise OSError where the disk is full, but for a megabyte: a job that starts now could not leave its result.
+
+    Or where the sweep's directory is not the one that it was.
+    """
+    found = os.statvfs(files.root)
+    free = found.f_bavail if os.geteuid() else found.f_bfree  # what is reserved is for root
+    if free * found.f_frsize < _LEAST_ROOM or (found.f_files and not found.f_ffree):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), files.root)

@@ -1,0 +1,319 @@
+"""The supervisor's world as it is: processes, the journal, main at the other end of the channel.
+
+All of this runs in the supervisor, for the loop of ``_pool``, which decides nothing about how a thing is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _files, _interpreter, _job, _journal, _process, _returns
+from ._carry import CarriedBody
+from ._family import Family, children
+from ._files import SweepFiles
+from ._journal import Journal
+from ._model import ConfigurationError, Ending, Job, Layout, Policy, Report, Slot, Start, Stop
+from ._pool import Close, Died, Request
+from ._resume import Earlier, take_up
+
+
+@dataclass(frozen=True)
+class App:
+    """What the supervisor inherits by the fork: the app as it is, and how its jobs are to be run.
+
+    ``devices``: the variables that show a job the devices of its slots, given the environment of the request.
+    """
+
+    body: CarriedBody
+    layout: Layout
+    policy: Policy
+    threads_per_job: int | None  # None: cores / jobs at once
+    cores: int
+    devices: Callable[[Sequence[Slot], Mapping[str, str]], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What guard and supervisor need to know of the main process that forked them.
+
+    ``inherited``: main's descriptors of its other supervisors, which are not theirs to keep.
+    """
+
+    main: int
+    main_pidfd: int
+    channel: int
+    random_state: Any
+    inherited: frozenset[int]
+
+
+class SystemWorld:
+    """The world as it is, for the loop of ``_pool``: processes, the journal, main at the other end of the channel."""
+
+    def __init__(
+        self,
+        app: App,
+        origin: Origin,
+        wakeup: tuple[int, int],
+        guard_pidfd: int,
+        handlers_of_the_app: Mapping[int, _process.Action],
+        mask_of_the_app: frozenset[int],
+        spawn: int | None,
+        imported: str | None,
+    ) -> None:
+        self._app = app
+        self._mask_of_the_app = mask_of_the_app
+        self._spawn = spawn
+        self._imported = imported
+        self._handlers_of_the_app = handlers_of_the_app
+        self._origin = origin
+        self._wakeup = wakeup
+        self._lifelines = {
+            origin.main_pidfd: "the main process is gone",
+            guard_pidfd: "the guard process is gone",
+        }
+        self._family = Family()
+        if imported is not None:
+            self._family.spare(children())  # what the app's import has started: a resource tracker, say
+        self._unread = b""
+        self._request: Request | None = None
+        self._journal: Journal | None = None
+        self._lock: int | None = None
+        self._said_unsaved = False  # in this launch
+        self._over: set[int] = set()  # of the channel and the lifelines: those that have told all they can
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Ending | Died]:
+        timeout = None if deadline is None else deadline - time.monotonic()
+        watch = {self._origin.channel, self._wakeup[0], *self._lifelines} - self._over
+        steps, ready = self._family.wait(timeout, watch)
+        events: list[Request | Close | Stop | Ending | Died] = [
+            Ending(num) if exit_ is None else Died(num, exit_) for num, exit_ in steps.items()
+        ]
+        for fd in ready:
+            if fd == self._origin.channel:
+                events += self._from_main()
+            elif fd == self._wakeup[0]:
+                numbers = set(os.read(fd, 64))
+                if _job.UNSAVED in numbers:
+                    self._tell_of_unsaved()
+                if names := sorted(signal.Signals(number).name for number in numbers - {_job.UNSAVED}):
+                    events += [Stop(f"{' and '.join(names)} to the supervisor", signal.SIGTERM), Close()]
+            else:
+                self._over.add(fd)
+                events += [Stop(self._lifelines[fd], signal.SIGTERM), Close()]
+        return events
+
+    def _from_main(self) -> list[Request | Close | Stop | Ending | Died]:
+        try:
+            got = os.read(self._origin.channel, 1 << 16)
+        except ConnectionResetError:
+            got = b""
+        if not got:
+            self._over.add(self._origin.channel)
+            return [Stop("the main process is gone, or has become another program", signal.SIGTERM), Close()]
+        *lines, self._unread = (self._unread + got).split(b"\n")
+        return [event for line in lines for event in _from_line(line)]
+
+    def open(self, request: Request) -> Earlier | None:
+        if self._request is None or self._request.files != request.files:
+            self._take_directory(request.files, request.fresh)
+        assert self._journal is not None
+        self._said_unsaved = False
+        earlier = take_up(request.files, request.jobs) if request.resume else None
+        self._request = request
+        # Main reads only now, and from here: until then, the file may be that of an earlier sweep.
+        self.tell({"opened": os.fstat(self._journal.fd).st_size})
+        return earlier
+
+    def _take_directory(self, files: SweepFiles, fresh: bool) -> None:
+        self._close_files()
+        self._lock = _files.claim(files, self._origin.main, fresh)
+        try:
+            _process.redirect(_files.open_to_append(files.supervisor_log), 1, 2)
+            if self._imported:
+                os.write(2, self._imported.encode(errors="replace"))
+                self._imported = ""
+            self._journal = _journal.begin(files)
+        except OSError as error:
+            raise _files.cannot_be_written(files, error) from error
+
+    def _close_files(self) -> None:
+        if self._journal is not None:
+            os.close(self._journal.fd)
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = self._journal = self._request = None
+
+    def refuse(self, why: str) -> None:
+        self.tell({"refused": why})
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """A line to main. It fits into the socket's buffer, which main has emptied before it asked."""
+        self._to_main(json.dumps(message).encode() + b"\n")
+
+    def ring(self) -> None:
+        self._to_main(b"\n")
+
+    def _to_main(self, line: bytes) -> None:
+        """Where the buffer is full, main has enough to wake up for; where it is closed, nobody is there to."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            _process.send(self._origin.channel, line)
+
+    def record(self, event: str, **facts: Any) -> None:
+        assert self._journal is not None
+        if self._journal.removed:
+            self.blocked()
+        self._journal.append(event, **facts)
+
+    def blocked(self) -> str | None:
+        if self._journal is None or self._request is None:
+            return None
+        files = self._request.files
+        try:
+            self._journal.pay()
+            if self._journal.removed:
+                request = self._request
+                self._take_directory(files, fresh=False)
+                self._request = request
+                self.warn(f"{files.root} was removed: it is made anew, and the sweep goes on without what was in it")
+            _files.require_room(files)
+        except ConfigurationError as error:
+            return str(error)
+        except OSError as error:
+            return f"the sweep's files cannot be written ({files.root}: {error.strerror})"
+        return None
+
+    def _tell_of_unsaved(self) -> None:
+        if self._request is not None and not self._said_unsaved:
+            self._said_unsaved = True
+            where = self._request.files.sweep_dir
+            self.warn(f"a job cannot save its result in {where}: it waits until it can; free some space there")
+
+    def warn(self, text: str) -> None:
+        self.tell({"warn": text})
+
+    def leave(self) -> None:
+        self.tell({"over": True})
+
+    def start(self, start: Start) -> int:
+        assert self._request is not None
+        request, app = self._request, self._app
+        files, num = request.files, start.job.num
+        _files.make_job_dir(files, num)
+        _returns.clear_result(files, num)
+        _returns.set_aside_log(files, num)
+        output = _files.open_to_append(files.output(num))
+        visibility = app.devices(start.slots, request.environ)
+        at_once = max(1, min(app.layout.jobs_at_once, len(request.jobs)))
+        assignment = _job.Assignment(
+            job=start.job,
+            files=files,
+            environ={
+                **request.environ,
+                **visibility,
+                "GPU_POOL_JOB_NUM": str(num),
+            },
+            cwd=request.cwd,
+            threads=app.threads_per_job or max(1, app.cores // at_once),
+            random_before_fork=self._origin.random_state,
+            visibility=tuple(visibility),
+        )
+        supervisor, close, spawn = os.getpid(), self._descriptors(), self._spawn
+        try:
+            if spawn is not None:
+                return self._family.start(
+                    num,
+                    lambda _: _job.become_fresh(
+                        assignment,
+                        spawn,
+                        supervisor=supervisor,
+                        log=output,
+                        close=close,
+                        mask=self._mask_of_the_app,
+                        handlers=self._handlers_of_the_app,
+                    ),
+                )
+            return self._family.start(
+                num,
+                lambda _: _job.main(
+                    assignment,
+                    app.body,
+                    supervisor=supervisor,
+                    log=output,
+                    close=close,
+                    mask=self._mask_of_the_app,
+                    handlers=self._handlers_of_the_app,
+                ),
+                # Threads of the app's import may be about to log; main's are not here.
+                None if self._imported is None else _interpreter.quiet_logging(),
+            )
+        finally:
+            os.close(output)
+
+    def _descriptors(self) -> set[int]:
+        """All that is ours, for a job to close."""
+        assert self._journal is not None
+        assert self._lock is not None
+        pool = {self._origin.channel, *self._wakeup, *self._lifelines, self._journal.fd, self._lock}
+        return pool.union(self._family.descriptors())
+
+    def signal(self, num: int, signum: int) -> None:
+        self._family.signal(num, signum)
+
+    def kill(self, num: int) -> None:
+        self._family.kill(num)
+
+    def abandon(self, num: int) -> None:
+        self._family.abandon(num)
+
+    def report(self, num: int) -> Report | None:
+        assert self._request is not None
+        return _returns.load_report(self._request.files, num)
+
+    def set_aside(self, num: int) -> None:
+        assert self._request is not None
+        _returns.set_aside_late(self._request.files, num)
+
+
+def _from_line(line: bytes) -> list[Request | Close | Stop]:
+    try:
+        message = json.loads(line)
+    except ValueError:  # main was torn out of a line, by a signal handler of the app that raised
+        return [Stop("the main process cannot be understood", signal.SIGTERM), Close()]
+    if "request" in message:
+        return [_request_from_json(message["request"])]
+    if "close" in message:
+        return [Stop("the launcher was closed", signal.SIGTERM), Close()]
+    return [Stop(message["why"], message["stop"])]
+
+
+def request_to_json(request: Request) -> dict[str, Any]:
+    """The request as one JSON object, for the supervisor at the other end of the channel."""
+    return {
+        "jobs": [[job.num, *job.overrides] for job in request.jobs],
+        "sweep_dir": request.files.sweep_dir,
+        "environ": dict(request.environ),
+        "cwd": request.cwd,
+        "fresh": request.fresh,
+        "resume": request.resume,
+    }
+
+
+def _request_from_json(message: dict[str, Any]) -> Request:
+    return Request(
+        jobs=tuple(Job(num, tuple(overrides)) for num, *overrides in message["jobs"]),
+        files=SweepFiles(message["sweep_dir"]),
+        environ=message["environ"],
+        cwd=message["cwd"],
+        fresh=message["fresh"],
+        resume=message["resume"],
+    )
