@@ -235,12 +235,16 @@ class Round:
     figures: Figures
     jobs: int = 0
     batches: int = 1
+    start_method: str = "fork"
+    max_retries: int = 0
     violations: list[str] = field(default_factory=list)
     _attacked: set[int] = field(default_factory=set)  # pids of jobs
     _hit: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.jobs, self.batches = self.chance.randint(4, 14), self.chance.randint(1, 3)
+        self.start_method = self.chance.choices(["fork", "forkserver", "spawn"], [4, 1, 1])[0]
+        self.max_retries = self.chance.choice([0, 0, 1])  # after a crash, as by default
         self.disk = Disk(self.directory / "sweep", self.directory / "ran")
         self.disk.ran.mkdir(parents=True)
         shutil.copy(chaos_app.__file__, self.directory / "app.py")
@@ -267,6 +271,7 @@ class Round:
         main = subprocess.Popen(
             [sys.executable, "app.py", "-m", "hydra/launcher=gpu_pool", "hydra/sweeper=own", "hydra.sweep.dir=sweep"]
             + [f"hydra.launcher.cpu_slots={SLOTS}", "hydra.launcher.gpus=[]", f"hydra.launcher.kill_grace_s={GRACE_S}"]
+            + [f"hydra.launcher.start_method={self.start_method}", f"hydra.launcher.max_retries={self.max_retries}"]
             + (["hydra.launcher.resume=true"] if self.resume else []),
             cwd=self.directory,
             env={
@@ -393,7 +398,8 @@ def main() -> int:
             kills = ", ".join((figures.kills - before).elements()) or "none"
             verdict = f"VIOLATED, kept in {one.directory}: {'; '.join(one.violations)}" if one.violations else "ok"
             print(
-                f"round {name}: {one.jobs} jobs, {figures.sweeps - sweeps} sweeps, kills: {kills}: {verdict}",
+                f"round {name}: {one.jobs} jobs by {one.start_method}, {figures.sweeps - sweeps} sweeps, "
+                f"kills: {kills}: {verdict}",
                 flush=True,
             )
             if not one.violations:

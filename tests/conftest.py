@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from running import StartApp, starting
 from support import RunApp
 
 from hydra_plugins.hydra_gpu_pool_launcher import _family, _process
@@ -42,6 +43,12 @@ def _no_devices_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         "NUMEXPR_NUM_THREADS",
     ):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def start_app(tmp_path: Path) -> Iterator[StartApp]:
+    with starting(tmp_path) as start:
+        yield start
 
 
 @pytest.fixture

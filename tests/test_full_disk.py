@@ -11,14 +11,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from running import App, StartApp
 from support import LIMIT_S
-from test_supervisor import App, StartApp, start_app
 
 from hydra_plugins.hydra_gpu_pool_launcher import _files, _journal, _process, _returns
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._journal import Journal
-
-__all__ = ["start_app"]
 
 GOES_ON = "the sweep's files can be written again: the sweep goes on\n"
 

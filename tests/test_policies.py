@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running import StartApp
 from support import LIMIT_S, RunApp, outcomes, write_sweeper
-from test_supervisor import StartApp, start_app
 
 from hydra_plugins.hydra_gpu_pool_launcher import (
     JobError,
@@ -18,8 +18,6 @@ from hydra_plugins.hydra_gpu_pool_launcher import (
     Status,
     _process,
 )
-
-__all__ = ["start_app"]
 
 SOON_MIN = 0.3 / 60
 NEVER_S = 1e6

@@ -1,167 +1,26 @@
-"""A sweep as a whole set of processes: how it ends when somebody ends it, and that nothing of it is left.
-
-The apps are real ones, in interpreters of their own. Each inherits the write end of a pipe, its *lifeline*: every fork
-of it has it too, so that the pipe ends exactly when the last of them is gone. Jobs report on it when they run.
-"""
+"""A sweep as a whole set of processes: how it ends when somebody ends it, and that nothing of it is left."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import termios
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from running import RUN, App, StartApp
 from support import LIMIT_S
 
 from hydra_plugins.hydra_gpu_pool_launcher import _process
 from hydra_plugins.hydra_gpu_pool_launcher._link import Link
-
-APP = """
-import atexit, ctypes, os, signal, subprocess, sys, threading, time
-import {package}
-from {package} import GpuPool
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
-if "KEEP_HUP" not in os.environ:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup, this
-
-def report(text=""):
-    os.write(LIFELINE, f"{{os.getpid()}} {{text}}\\n".encode())
-
-def sleeping(x):
-    report()
-    signal.pause()
-
-def hear_nothing(then):
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)
-    then()
-    while True:
-        signal.pause()
-
-def deaf(x):
-    hear_nothing(report)
-
-def with_child(x):
-    child = subprocess.Popen(["sh", "-c", "trap '' TERM; echo; sleep 1000"], stdout=subprocess.PIPE)
-    child.stdout.readline()
-    report(child.pid)
-    signal.pause()
-
-def with_daemon(x):
-    read, write = os.pipe()
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            hear_nothing(lambda: os.write(write, str(os.getpid()).encode()))
-        os._exit(0)
-    report(os.read(read, 20).decode())
-    signal.pause()
-
-def held(x):  # answers Ctrl-C, and goes on
-    try:
-        {{"sleeping": sleeping, "deaf": deaf, "with_child": with_child, "with_daemon": with_daemon}}[KIND](x)
-    except KeyboardInterrupt:
-        signal.pause()
-
-{source}
-"""
-
-RUN = "GpuPool(cpu_slots=2, kill_grace_s={grace}, dir='sweep').map({job}, [dict(x=x) for x in range(3)])"
-
-
-@dataclass
-class App:
-    """A running app: its process, its lifeline, and what has been reported on it."""
-
-    process: subprocess.Popen[str]
-    lifeline: int
-    directory: Path
-    _unread: bytes = b""
-    pidfds: list[int] = field(default_factory=list)
-    children: list[int] = field(default_factory=list)  # of the jobs, as far as they have reported them
-
-    def report(self) -> str:
-        """Block until the next line; "" when everybody is gone."""
-        while b"\n" not in self._unread:
-            assert _process.wait_readable([self.lifeline], LIMIT_S), "nothing is reported, nobody is gone"
-            got = os.read(self.lifeline, 4096)
-            if not got:
-                return ""
-            self._unread += got
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line.decode()
-
-    def wait_for_jobs(self, count: int) -> list[int]:
-        """The pids of so many jobs; children that they report besides are watched too."""
-        pids = []
-        for _ in range(count):
-            pid, *children = map(int, self.report().split())
-            pids.append(pid)
-            self.children += children
-            self.pidfds += [_process.pidfd_open(child) for child in (pid, *children)]
-        return pids
-
-    def relatives(self) -> dict[str, int]:
-        """The pids of guard and supervisor. The guard is main's youngest child."""
-        by_thread = (task.read_text().split() for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"))
-        guard = int([pid for pids in by_thread for pid in pids][-1])
-        supervisor = int(Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0])
-        return {"guard": guard, "supervisor": supervisor}
-
-    def assert_nothing_is_left(self) -> None:
-        """Blocks until all that were forked are gone, and then those that were reported must be."""
-        while self.report():
-            pass
-        for pidfd in self.pidfds:
-            assert _process.wait_readable([pidfd], LIMIT_S), "a process of the sweep is still there"
-
-    def journal(self) -> list[dict[str, Any]]:
-        path = self.directory / "sweep/.gpu_pool/journal.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()]
-
-    def ends(self) -> dict[int, tuple[str, str]]:
-        return {e["job"]: (e["status"], e["error_text"]) for e in self.journal() if e["event"] == "end"}
-
-
-StartApp = Callable[..., App]
-
-
-@pytest.fixture
-def start_app(tmp_path: Path) -> Iterator[StartApp]:
-    apps: list[App] = []
-
-    def start(source: str, *, before: str = "", prefix: tuple[str, ...] = (), **popen: Any) -> App:
-        text = APP.format(package="hydra_plugins.hydra_gpu_pool_launcher", source=f"{before}\n{source}")
-        read, write = os.pipe()
-        (tmp_path / "app.py").write_text(f"LIFELINE = {write}\n{text}")
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        command = [*prefix, sys.executable, "app.py"]
-        process = subprocess.Popen(command, cwd=tmp_path, pass_fds=[write], text=True, **{**streams, **popen})
-        os.close(write)
-        apps.append(App(process, read, tmp_path))
-        return apps[-1]
-
-    yield start
-    for app in apps:
-        with contextlib.suppress(ProcessLookupError):
-            app.process.kill()
-        app.process.communicate(timeout=LIMIT_S)
-        os.close(app.lifeline)
-        for pidfd in app.pidfds:
-            os.close(pidfd)
-
 
 KINDS = ["sleeping", "deaf", "with_child", "with_daemon"]
 
