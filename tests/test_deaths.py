@@ -46,7 +46,10 @@ class Row:
 
 
 FAILED, COMPLETED, CANCELLED = "FAILED", "COMPLETED", "CANCELLED"
-CRASHED, CUT = "JobCrashedError", "was ended by SIGKILL; perhaps the machine ran out of memory (see dmesg)"
+CRASHED, CUT = (
+    "JobCrashedError",
+    "was ended by SIGKILL; perhaps the machine ran out of memory (see dmesg), or somebody sent it",
+)
 
 ROWS = [
     Row("raises", FAILED, "KeyError", "'missing'"),

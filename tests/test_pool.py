@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,7 @@ class Script:
 
     ``future``: what happens when, in order. ``reports``: what is on disk for a job, and since when. ``refusals``: how
     often the system refuses to start a job. ``taken``: what ``open`` says to a request. ``full``: from when
-    to when, and why, nothing can be recorded.
+    to when, and why, nothing can be recorded. ``waiting``: the jobs that have finished and cannot save their results.
     """
 
     future: list[tuple[float, Happening]]
@@ -53,6 +53,7 @@ class Script:
     refusals: dict[int, int] = field(default_factory=dict)
     taken: list[str | None] = field(default_factory=list)
     full: Sequence[tuple[float, float, str]] = ()
+    waiting: Collection[int] = ()
     calls: list[str] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)  # of the journal
     clock: float = 0.0
@@ -107,6 +108,9 @@ class Script:
 
     def signal(self, num: int, signum: int) -> None:
         self.calls.append(f"signal {num} {signal.Signals(signum).name}")
+
+    def saving(self, num: int) -> bool:
+        return num in self.waiting
 
     def kill(self, num: int) -> None:
         self.calls.append(f"kill {num}")
@@ -527,3 +531,18 @@ def test_a_job_whose_start_was_refused_in_the_step_in_which_another_failed_is_no
     world = play(Refuses([(0, request(0, 1)), (1, Close())]), slots=2, policy=Policy(GRACE_S, fail_fast=True))
     assert [line["status"] for line in world.lines if line["event"] == "end"] == ["FAILED", "CANCELLED"]
     assert not [call for call in world.calls if call.startswith(("record stop", "signal"))]
+
+
+def test_no_time_limit_ends_a_job_that_waits_to_save_its_result() -> None:
+    policy = Policy(GRACE_S, timeout_s=60)
+    script = Script([(0, request(0)), (500, Died(0, WELL)), (500, Close())], {0: (499, DONE)}, waiting=[0])
+    world = play(script, policy=policy)
+    assert world.effects()[4:] == ["record end 0", "record done"]
+    assert world.line("end", 0)["status"] == "COMPLETED"
+
+
+def test_whoever_stops_a_job_that_waits_to_save_its_result_is_told_what_is_lost() -> None:
+    world = play(Script([(0, request(0)), (5, CTRL_C), (6, Died(0, KILLED)), (6, Close())], waiting=[0]))
+    assert world.effects()[4:6] == ["record stop 0", "signal 0 SIGINT"]
+    why = "was cancelled: Ctrl-C; it had finished, but its result could not be saved"
+    assert world.line("end", 0)["error_text"] == why

@@ -40,6 +40,7 @@ from hydra_plugins.hydra_gpu_pool_launcher._model import (
     Report,
     Retry,
     Returned,
+    Saving,
     Slot,
     Start,
     StartRefused,
@@ -780,6 +781,7 @@ REACHED: dict[str, Callable[[], Schedule]] = {
 POSSIBLE: dict[Event, set[str]] = {
     StartRefused(0, "EAGAIN", True): {"running", "stopping", "killed"},
     Returned(0): {"stopping", "killed"},
+    Saving(0): {"stopping"},
     Ending(0): {"running", "stopping", "killed"},
     gone(0): {"running", "stopping", "killed", "ending"},
     Abandoned(0, None): {"abandoned"},

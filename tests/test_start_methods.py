@@ -612,7 +612,7 @@ if __name__ == "__main__":
 """
     done = run_app(source)
     assert done.stdout == "[1] True False False\n" * 3 + "1\n", done.stderr
-    assert "1 other threads run in the interpreter that has imported the app (of the import)" in done.stderr
+    assert "another thread runs in the interpreter that has imported the app (of the import)" in done.stderr
     assert (run_app.directory / "sweep/.gpu_pool/supervisor.log").read_text() == "printed at import\n"
 
 

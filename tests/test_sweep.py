@@ -227,7 +227,7 @@ def test_threads_in_main_at_setup_are_named_in_one_warning(run_app: RunApp) -> N
     source = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='logger').start()\n"
     done = run_app(source + app("return 1"), *POOL, "+x=1,2")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("1 other threads run in the main process (logger)") == 1
+    assert done.stdout.count("another thread runs in the main process (logger)") == 1
 
 
 # --- the right GPU ---

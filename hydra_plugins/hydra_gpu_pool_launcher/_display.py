@@ -137,7 +137,7 @@ class Lines:
             left = len(self._slots.keys() - self._ends.keys())
             say(f"{event['why']}: stopping {_count(left, 'job')}, killed in {self.kill_grace_s:g} s", logging.WARNING)
             if "the main process" in event["why"]:  # which counts the signals that it gets
-                say("Ctrl-C, once more, kills now", logging.WARNING)
+                say("a second Ctrl-C, or any further such signal, kills now", logging.WARNING)
 
     def _resumed(self, event: dict[str, Any]) -> None:
         """Nothing in a later batch whose numbers no earlier sweep had: it is as if nobody had asked."""

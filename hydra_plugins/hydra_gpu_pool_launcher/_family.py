@@ -102,6 +102,11 @@ class Family:
         if key in self._leaders:
             with contextlib.suppress(PermissionError):  # it has become another user, as sudo does
                 os.kill(self._leaders[key].pid, signum)  # it is our child and not reaped: the pid is its own
+                os.kill(self._leaders[key].pid, signal.SIGCONT)  # one that is suspended could not hear it
+
+    def leader(self, key: int) -> int | None:
+        """Its pid, while it runs."""
+        return self._leaders[key].pid if key in self._leaders else None
 
     def kill(self, key: int) -> None:
         """SIGKILL to the leader and its process group. What left the group falls to us when the leader is gone."""

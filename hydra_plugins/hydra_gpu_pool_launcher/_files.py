@@ -99,6 +99,8 @@ def write_whole(path: str, content: bytes) -> None:
         os.unlink(aside)
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     with open(fd, "wb") as file:
+        with contextlib.suppress(OSError):  # a file system without modes
+            os.fchmod(fd, 0o644)  # whatever umask the job has set: main reads it
         file.write(content)
         file.flush()
         os.fsync(fd)
@@ -132,7 +134,11 @@ def claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
 
 def cannot_be_written(files: SweepFiles, error: OSError) -> ConfigurationError:
     """What is said of a sweep directory that cannot hold the sweep's files."""
-    what = f"The sweep's files cannot be written to {files.sweep_dir} ({error.filename}: {error.strerror})"
+    what = (
+        f"The sweep's files cannot be written to {files.sweep_dir} ({error.filename or files.root}: {error.strerror})"
+    )
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return ConfigurationError(f"{what}; free some space there.")
     if error.errno in {errno.EMFILE, errno.ENFILE}:
         return ConfigurationError(f"{what}; raise the limit of open files (ulimit -n).")
     return ConfigurationError(f"{what}; choose another directory (hydra.sweep.dir, or GpuPool's dir).")

@@ -6,12 +6,14 @@ what it must not share with the app (random numbers, exit hooks); and only then 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -23,7 +25,12 @@ from ._result import Body, Result, described, save
 UNSAVED = signal.SIGUSR1
 """To the supervisor, from a job that cannot save its result and waits."""
 
+SAVING = "gpu_pool saves"
+"""The name of its process then: it has finished, and its time is not its own any more."""
+
 _BY_HAND = (signal.SIGTERM, signal.SIGINT)
+
+_TRY_AGAIN_S = 1.0
 
 _OOM_SCORE = 300
 """Added to the job's score: when memory runs out, the kernel takes a job rather than the sweep or the desktop."""
@@ -142,21 +149,60 @@ def _run_to_the_end(
     job_process = os.getpid()
     result = _run(assignment, body)
     if os.getpid() == job_process:  # not so in a fork of the task's own that came back from it: it is not the job
-        told = sorted(received.signals().intersection(_BY_HAND))
-        stopped = f"{signal.Signals(told[0]).name} was sent to its process" if told else None
-        result = save(
-            assignment.files,
-            assignment.job,
-            body,
-            result,
-            stopped=stopped,
-            unsaved=lambda: _process.send_signal(os.getppid(), UNSAVED),
-        )
+        with _undisturbed(received) as told:
+            result = save(assignment.files, assignment.job, body, result, _Circumstances(told))
     if result.error is not None:
         _call_excepthook(result.error)
     _interpreter.run_exit_hooks(of_the_app)
     _process.flush_streams()
     return 0 if result.error is None else 1
+
+
+@contextlib.contextmanager
+def _undisturbed(received: _process.Received) -> Iterator[list[int]]:
+    """What was asked of this process so far, and still is: signals that would tear the saving of the result apart.
+
+    Frees the descriptors of ``received``: the user's may be used up, and the files of the result need one.
+    """
+    _process.raise_descriptor_limit()  # whatever the job has set for itself
+    _process.raise_file_size_limit()
+    told = sorted(received.close().intersection(_BY_HAND))
+    before = {signum: signal.signal(signum, lambda signum, _: told.append(signum)) for signum in _BY_HAND}
+    try:
+        yield told
+    finally:
+        with contextlib.suppress(OSError):
+            _process.fill_standard()
+        for signum, action in before.items():
+            signal.signal(signum, signal.SIG_DFL if action is None else action)
+
+
+@dataclass(frozen=True)
+class _Circumstances:
+    """Of the saving of a result, see ``_result.save``."""
+
+    told: list[int]
+
+    def stopped(self) -> str | None:
+        return f"{signal.Signals(self.told[0]).name} was sent to its process" if self.told else None
+
+    def make_room(self) -> bool:
+        """Give up standard input, for a descriptor; False: it is given up already."""
+        try:
+            os.close(0)
+        except OSError:
+            return False
+        return True
+
+    def wait(self, first: bool) -> None:
+        """For a disk that can be written; whoever ends the process meanwhile does so without the result."""
+        if first:
+            _process.set_name(SAVING)
+            _process.send_signal(os.getppid(), UNSAVED)
+        elif self.told:
+            signal.signal(self.told[0], signal.SIG_DFL)
+            _process.signal_self(self.told[0])
+        time.sleep(_TRY_AGAIN_S)
 
 
 def call(job: Job, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

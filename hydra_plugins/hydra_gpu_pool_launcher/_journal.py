@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
@@ -17,22 +18,24 @@ from ._files import SweepFiles, open_to_append
 class Journal:
     """The supervisor's end of the journal: ``append`` writes one whole line, seen by readers at once.
 
-    What the disk does not take is owed, and written before all that comes later.
+    What the disk does not take is ``owed``, in bytes, and written before all that comes later.
     """
 
     fd: int
-    _owed: bytes = b""
+    owed: bytes = b""
 
     def append(self, event: str, **facts: Any) -> None:
         """One event: its name, the time (seconds since the epoch), and what there is to say of it, in JSON."""
-        self._owed += json.dumps({"event": event, "time": round(time.time(), 6), **facts}).encode() + b"\n"
+        self.owed += json.dumps({"event": event, "time": round(time.time(), 6), **facts}).encode() + b"\n"
         with contextlib.suppress(OSError):  # ``pay`` will tell
             self.pay()
 
     def pay(self) -> None:
-        """Write what is owed. Raises OSError where that cannot be done yet."""
-        while self._owed:
-            self._owed = self._owed[os.write(self.fd, self._owed) :]
+        """Write what is owed. Raises OSError where that cannot be done yet, or nobody would find it."""
+        if self.removed:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        while self.owed:
+            self.owed = self.owed[os.write(self.fd, self.owed) :]
 
     @property
     def removed(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 from collections import deque
 from dataclasses import dataclass, field
@@ -44,11 +45,19 @@ class Link:
     _unsent: deque[bytes] = field(default_factory=deque)
     _sending: bool = False
     _unread: bytes = b""
+    _messages: deque[dict[str, Any]] = field(default_factory=deque)
 
     @property
     def lifeline(self) -> int:
         """Readable when the supervisor is gone."""
         return self.guard_pidfd if self.supervisor_pidfd is None else self.supervisor_pidfd
+
+    def wake(self) -> None:
+        """Whoever has suspended guard or supervisor (SIGSTOP): main waits for their ends, and they go on for it."""
+        for pid, pidfd in ((self.guard, self.guard_pidfd), (self.ready.get("pid"), self.supervisor_pidfd)):
+            if pid is not None and pidfd is not None and not _process.wait_readable([pidfd], 0):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    _process.send_signal(pid, signal.SIGCONT)
 
     def gone(self) -> bool:
         """True when the supervisor is."""
@@ -89,9 +98,14 @@ class Link:
             while os.read(self.channel, 1 << 16):
                 pass
         self._unread = b""
+        self._messages.clear()
 
-    def receive(self) -> list[bytes]:
-        """The lines that have come, doorbells (empty lines) included; blocks until there is one. []: it is gone."""
+    def message(self) -> dict[str, Any] | None:
+        """The next of those that have come; None: no more. Does not block."""
+        return self._messages.popleft() if self._messages else None
+
+    def receive(self) -> bool:
+        """Block until something has come, a message or a doorbell; False: the other side is gone."""
         while True:
             ready = _process.wait_readable([self.channel, self.lifeline])
             if self.channel in ready:
@@ -100,12 +114,15 @@ class Link:
                 except ConnectionResetError:
                     got = b""
                 *lines, self._unread = (self._unread + got).split(b"\n")
+                for line in filter(None, lines):
+                    with contextlib.suppress(ValueError):  # torn, since nobody had read for long
+                        self._messages.append(json.loads(line))
                 if lines:
-                    return lines
+                    return True
                 if not got:
                     _process.wait_readable([self.lifeline])
             if self.lifeline in ready:
-                return []
+                return False
 
 
 def start(app: App, fresh: Fresh | None = None) -> Link:
@@ -136,17 +153,19 @@ def start(app: App, fresh: Fresh | None = None) -> Link:
         os.close(main_pidfd)
     link = Link(guard, _process.pidfd_open(guard), ours)
     _open.update({link.guard_pidfd, ours})
+    ready = None
     try:
-        lines = link.receive()
+        while ready is None and link.receive():
+            ready = link.message()
     except BaseException:  # Ctrl-C, say: nobody would have this link to close it
         close(link, os.getpid())
         raise
-    if not lines:
+    if ready is None:
         close(link, os.getpid())
         raise SupervisorGoneError(
             "The supervisor ended while it started: killed by somebody, or by a fault of gpu_pool that it printed."
         )
-    link.ready = json.loads(lines[0])
+    link.ready = ready
     if "pid" not in link.ready:
         return link  # it is gone, or about to be
     with contextlib.suppress(ProcessLookupError):  # gone again already: the guard's end will tell
@@ -159,6 +178,7 @@ def close(link: Link, owner: int) -> None:
     """Ask the supervisor to end its jobs and itself, and wait for both. Only the process that forked it may."""
     if os.getpid() != owner:
         return
+    link.wake()
     link.send({"close": True})
     _process.wait_readable([link.guard_pidfd])
     _process.wait_readable([link.lifeline])  # where the guard was killed, the supervisor ends later

@@ -80,6 +80,8 @@ class Status(str, enum.Enum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
 
+    __str__ = str.__str__
+
 
 class Cause(enum.Enum):
     """Why a job ended as it did."""
@@ -299,6 +301,13 @@ class Returned:
 
 
 @dataclass(frozen=True)
+class Saving:
+    """The answer to Interrupt where the job has finished, and waits for a disk that does not take its result."""
+
+    num: int
+
+
+@dataclass(frozen=True)
 class Abandoned:
     """The answer to Abandon, with what the job had to say before it got stuck."""
 
@@ -324,7 +333,7 @@ class Released:
     """Jobs may start again."""
 
 
-Event = Submitted | StartRefused | Returned | Ending | Gone | Abandoned | Stop | Held | Released
+Event = Submitted | StartRefused | Returned | Saving | Ending | Gone | Abandoned | Stop | Held | Released
 
 
 # --- commands: what the schedule wants done, in this order ---

@@ -32,6 +32,7 @@ from ._model import (
     Report,
     Retry,
     Returned,
+    Saving,
     Start,
     StartRefused,
     Stop,
@@ -105,6 +106,9 @@ class World(Protocol):
 
     def signal(self, num: int, signum: int) -> None:
         """Send a signal to the job's process."""
+
+    def saving(self, num: int) -> bool:
+        """True where the job has finished, and only waits until its result can be saved."""
 
     def kill(self, num: int) -> None:
         """SIGKILL to all of the job."""
@@ -235,9 +239,11 @@ class Pool:
             case Interrupt(num) | Kill(num) if num not in self._running:
                 return []  # its start was refused in this same step
             case Interrupt(num, why, signum, cause):
-                answer = self._before_signal(num, why, cause)
-                self.world.signal(num, signum)
-                return answer
+                if not self.world.saving(num):
+                    return self._interrupt(num, why, signum, cause)
+                if cause is Cause.TIMEOUT:
+                    return [Saving(num)]
+                return [*self._interrupt(num, why, signum, cause), Saving(num)]
             case Kill(num, why):
                 answer = self._before_signal(num, why, Cause.CANCELLED)
                 self.world.kill(num)
@@ -273,6 +279,11 @@ class Pool:
         labels = [self.schedule.layout.label(slot) for slot in start.slots]
         self.world.record("start", job=num, attempt=start.attempt, pid=pid, slots=labels)
         return []
+
+    def _interrupt(self, num: int, why: str, signum: int, cause: Cause) -> Sequence[Event]:
+        answer = self._before_signal(num, why, cause)
+        self.world.signal(num, signum)
+        return answer
 
     def _before_signal(self, num: int, why: str, cause: Cause) -> Sequence[Event]:
         """The decision is on record before the job can know of it, unless the job was faster: then its word counts.

@@ -27,6 +27,7 @@ from ._model import ConfigurationError
 
 _SYS_PIDFD_OPEN = 434
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _IONBF = 2
 
@@ -211,9 +212,32 @@ def execute(command: Sequence[str], keep: Iterable[int], environ: Mapping[str, s
 
 def raise_descriptor_limit() -> None:
     """As many descriptors as the hard limit allows: one for each job is needed, and the soft one is often 1024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _raise_limit(resource.RLIMIT_NOFILE)
+
+
+def raise_file_size_limit() -> None:
+    """Files as large as the hard limit allows."""
+    _raise_limit(resource.RLIMIT_FSIZE)
+
+
+def _raise_limit(which: int) -> None:
+    _, hard = resource.getrlimit(which)
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        resource.setrlimit(which, (hard, hard))
+
+
+def set_name(name: str) -> None:
+    """The name of this process, 15 bytes of it, as ``name_of`` and ps(1) see it."""
+    _libc.prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()), 0, 0, 0)
+
+
+def name_of(pid: int) -> str | None:
+    """The name of a process; None: it is gone."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().rstrip("\n")
+    except OSError:
+        return None
 
 
 def wait_readable(fds: Iterable[int], timeout: float | None = None) -> list[int]:
@@ -276,26 +300,54 @@ class Received:
     """
 
     def __init__(self) -> None:
-        self._read, self._write = wakeup_pipe()
-        os.register_at_fork(after_in_child=self._forget)
+        self._read, self._write = map(_out_of_the_way, os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+        self._pipe = _identity(self._read)
+        self.listen()
+        os.register_at_fork(after_in_child=self._deafen)
 
     def listen(self) -> None:
         """Once more: an import may have taken the descriptor for itself."""
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
-    def signals(self) -> set[int]:
-        """Their numbers, once. Of more than 65,536 signals the first ones."""
-        try:
-            return set(os.read(self._read, 1 << 16))
-        except BlockingIOError:
-            return set()
+    def close(self) -> set[int]:
+        """The numbers of the signals; nothing is listened to any more. Of more than 65,536 signals the first ones.
 
-    def _forget(self) -> None:
-        """A fork has the handlers too; what is sent to it, to end a data loader's worker say, was not sent to us."""
-        with contextlib.suppress(ValueError):
+        Empty where the user has closed the pipe, whose descriptors may be of something else by now.
+        """
+        self._deafen()
+        ours = [fd for fd in (self._read, self._write) if _identity(fd) == self._pipe is not None]
+        found = set(os.read(self._read, 1 << 16) if self._read in ours and wait_readable([self._read], 0) else b"")
+        for fd in ours:
+            os.close(fd)
+        return found
+
+    def _deafen(self) -> None:
+        """Also in a fork, which has the handlers: what is sent to a data loader's worker, to end it, is not for us."""
+        with contextlib.suppress(ValueError):  # this is not the main thread
             found = signal.set_wakeup_fd(-1)
             if found not in {-1, self._write}:
                 signal.set_wakeup_fd(found)
+
+
+_OUT_OF_THE_WAY = 1000
+
+
+def _out_of_the_way(fd: int) -> int:
+    """The descriptor, at a number that code which closes "all" of the small ones does not meet, nor gives to a file."""
+    try:
+        moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY)
+    except OSError:  # so many are not allowed here
+        return fd
+    os.close(fd)
+    return moved
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def send_signal(pid: int, signum: int) -> None:
@@ -308,7 +360,7 @@ def is_refusal(error: OSError) -> bool:
     return error.errno in {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
-_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EACCES}
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
 
 
 def is_of_the_disk(error: OSError) -> bool:

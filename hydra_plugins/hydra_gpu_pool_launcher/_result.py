@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import errno
 import io
 import json
 import os
 import pickle
 import re
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
@@ -23,14 +23,18 @@ from typing import Any, Protocol
 from hydra.core.utils import JobReturn
 
 from ._files import SweepFiles
-from ._model import Job, JobCancelledError, JobError, Report, Status
+from ._model import JOB_ERRORS, Job, JobCancelledError, JobError, Report, Status
 from ._process import is_of_the_disk
 from ._returns import digest, save_return
 
 _LONGEST_VALUE = 10_000
 """Characters of JSON, and items: a longer value is in the pickle alone, and does not swell the journal."""
 
-_TRY_AGAIN_S = 1.0
+_DEEPEST_VALUE = 50
+"""Lists in lists: the other processes have Python's own limit of recursion, whatever the job has set."""
+
+_LONGEST_INT = 2000
+"""Bits; likewise, for the digits of an integer."""
 
 _LONGEST_TEXT = 100_000
 """Characters of an error's text, and of its traceback, that are kept beside the pickle."""
@@ -64,20 +68,24 @@ class Body(Protocol):
         """The same value or error, in a payload that has nothing else in it that might not pickle."""
 
 
-def save(
-    files: SweepFiles,
-    job: Job,
-    body: Body,
-    result: Result,
-    *,
-    stopped: str | None = None,
-    unsaved: Callable[[], None] = lambda: None,
-) -> Result:
+class Circumstances(Protocol):
+    """What else happens to the job's process while its result is saved."""
+
+    def stopped(self) -> str | None:
+        """Whose signal came before the result was there: then it is none, but kept, and the job was cancelled."""
+
+    def make_room(self) -> bool:
+        """The job has used up its descriptors: True where there is one now."""
+
+    def wait(self, first: bool) -> None:
+        """The disk cannot be written: some time, or until the process is ended. ``first``: not said so far."""
+
+
+def save(files: SweepFiles, job: Job, body: Body, result: Result, circumstances: Circumstances) -> Result:
     """Write the result to disk; gives what was written, which may have less in it than the job had to give.
 
     Whatever the user's exception or value does when it is looked at, something is written. A disk that is full is
-    waited for, after a call of ``unsaved``. ``stopped``: somebody's signal came before, so that this is no result: it
-    is kept, and the job has ended as cancelled.
+    waited for. Raises OSError where nothing at all can be written, for another reason.
     """
     try:
         described_result, payload, report = _described(files, job, body, result)
@@ -85,14 +93,20 @@ def save(
         traceback.print_exc()
         what = "value" if result.error is None else f"exception of type {type(result.error).__name__}"
         why = f"ended with a {what} that cannot even be looked at ({type(error).__name__})"
-        failure = body.failure(job, JobError(job.num, job.overrides, why))
-        described_result, payload, report = _described(files, job, body, failure)
-    if stopped is not None:
-        then = "returned" if report.error_type is None else f"raised {report.error_type}: {report.error_text}"
-        why = f"was cancelled: {stopped}; it then {then}"
-        report = replace(report, status=Status.CANCELLED, error_type=JobCancelledError.__name__, error_text=why)
-    _persist(lambda: save_return(files, job.num, payload, report), unsaved)
+        return _instead(files, job, body, why, circumstances)
+    try:
+        _persist(files, job, payload, report, circumstances)
+    except OSError as error:
+        traceback.print_exc()
+        why = f"ended with a result that cannot be saved ({error.strerror})"
+        return _instead(files, job, body, why, circumstances)
     return described_result
+
+
+def _instead(files: SweepFiles, job: Job, body: Body, why: str, circumstances: Circumstances) -> Result:
+    result, payload, report = _described(files, job, body, body.failure(job, JobError(job.num, job.overrides, why)))
+    _persist(files, job, payload, report, circumstances)
+    return result
 
 
 def _described(files: SweepFiles, job: Job, body: Body, result: Result) -> tuple[Result, bytes, Report]:
@@ -113,21 +127,29 @@ def _described(files: SweepFiles, job: Job, body: Body, result: Result) -> tuple
     return result, payload, report
 
 
-def _persist(write: Callable[[], None], unsaved: Callable[[], None]) -> None:
+def _persist(files: SweepFiles, job: Job, payload: bytes, report: Report, circumstances: Circumstances) -> None:
     """Write, however long it takes until the disk can be written: what took a night is not thrown away for it."""
-    waiting = False
+    stopped = circumstances.stopped()
+    if stopped is not None:
+        then = "returned" if report.error_type is None else f"raised {report.error_type}: {report.error_text}"
+        if report.error_type in JOB_ERRORS:
+            then = report.error_text or ""
+        why = f"was cancelled: {stopped}; it then {then}"
+        report = replace(report, status=Status.CANCELLED, error_type=JobCancelledError.__name__, error_text=why)
+    first = True
     while True:
         try:
-            return write()
+            return save_return(files, job.num, payload, report)
         except OSError as error:
+            if error.errno == errno.EMFILE and circumstances.make_room():
+                continue
             if not is_of_the_disk(error):
                 raise
-            if not waiting:
-                waiting = True
+            if first:
                 with contextlib.suppress(OSError, ValueError):  # the log is on that disk, too
                     print(f"gpu_pool: the result cannot be saved ({error}); trying again until it can", file=sys.stderr)
-                unsaved()
-        time.sleep(_TRY_AGAIN_S)
+        circumstances.wait(first)
+        first = False
 
 
 _OUT_OF_MEMORY = re.compile(
@@ -147,7 +169,7 @@ def _ran_out_of_memory(error: BaseException) -> bool:
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         names = {cls.__name__ for cls in type(link).__mro__}
-        if names & {"OutOfMemoryError", "ResourceExhaustedError"} or _OUT_OF_MEMORY.search(_safe_text(link)):
+        if names & {"OutOfMemoryError", "ResourceExhaustedError"} or _OUT_OF_MEMORY.search(safe_text(link)):
             return True
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return False
@@ -218,24 +240,27 @@ def _pickled(payload: object) -> bytes:
 def _json_value(value: Any) -> Any:
     """The value where JSON can say it, else None: what else there is is in the pickle."""
     try:
-        plain = _as_json(value, iter(range(_LONGEST_VALUE)))
+        plain = _as_json(value, iter(range(_LONGEST_VALUE)), _DEEPEST_VALUE)
         return plain if len(json.dumps(plain)) <= _LONGEST_VALUE else None
     except Exception:  # a list in itself, an integer of 5000 digits, an object whose methods raise
         return None
 
 
-def _as_json(value: Any, items: Iterator[int]) -> Any:
-    """numpy's and torch's scalars as numbers, tuples as lists. Raises OverflowError when ``items`` runs out."""
-    if next(items, None) is None:
+def _as_json(value: Any, items: Iterator[int], levels: int) -> Any:
+    """numpy's and torch's scalars as numbers, tuples as lists. Raises OverflowError when ``items`` or levels run out.
+
+    And for an integer that only an interpreter with the job's own settings could read again.
+    """
+    if next(items, None) is None or levels == 0 or (isinstance(value, int) and value.bit_length() > _LONGEST_INT):
         raise OverflowError
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return _as_json(value.item(), items)
+        return _as_json(value.item(), items, levels - 1)
     if isinstance(value, (list, tuple)):
-        return [_as_json(item, items) for item in value]
+        return [_as_json(item, items, levels - 1) for item in value]
     if isinstance(value, dict):
-        return {str(key): _as_json(item, items) for key, item in value.items()}
+        return {str(key): _as_json(item, items, levels - 1) for key, item in value.items()}
     return None
 
 
@@ -273,10 +298,11 @@ def _type_name(value: object) -> str:
 
 
 def _error_text(error: BaseException) -> str:
-    return error.why if isinstance(error, JobError) else _safe_text(error)
+    return error.why if isinstance(error, JobError) else safe_text(error)
 
 
-def _safe_text(error: BaseException) -> str:
+def safe_text(error: BaseException) -> str:
+    """Its text, whatever its class does when it is asked for it."""
     try:
         return str(error)
     except BaseException as broken:
@@ -285,5 +311,5 @@ def _safe_text(error: BaseException) -> str:
 
 def described(error: BaseException) -> str:
     """The exception's type and text, in one line."""
-    text = _safe_text(error)
+    text = safe_text(error)
     return f"{_type_name(error)}: {text}" if text else _type_name(error)

@@ -40,6 +40,7 @@ from ._model import (
     Report,
     Retry,
     Returned,
+    Saving,
     Slot,
     Start,
     StartRefused,
@@ -142,6 +143,8 @@ class Schedule:
             case Returned(num):
                 self._expect(num, event, Phase.STOPPING, Phase.KILLED).stopped = None
                 return []
+            case Saving(num):
+                return self._saving(self._expect(num, event, Phase.STOPPING))
             case Ending(num):
                 attempt = self._expect(num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED)
                 attempt.phase, attempt.deadline = Phase.ENDING, now + LOST_AFTER_S
@@ -285,6 +288,16 @@ class Schedule:
         attempt.stopped = stopped
         return Interrupt(attempt.entry.job.num, stopped.why, signum, stopped.cause)
 
+    def _saving(self, attempt: _Try) -> list[Command]:
+        """No time limit is for a job that has finished; whatever else stops it is told what is lost by it."""
+        stopped = attempt.stopped
+        if stopped is not None and stopped.cause is Cause.TIMEOUT:
+            attempt.phase, attempt.deadline, attempt.stopped = Phase.RUNNING, None, None
+        elif stopped is not None:
+            why = f"{stopped.why}; it had finished, but its result could not be saved"
+            attempt.stopped = Stopped(stopped.cause, why)
+        return []
+
     def _kill(self, attempt: _Try, why: str, now: float) -> Command:
         if attempt.phase is Phase.RUNNING:
             attempt.stopped = Stopped(Cause.CANCELLED, why)
@@ -313,7 +326,9 @@ class Schedule:
     def _end(self, entry: _Entry, attempt: int, outcome: Outcome, now: float) -> list[Command]:
         commands: list[Command] = [End(entry.job, attempt, outcome)]
         if self.policy.fail_fast and outcome.status is Status.FAILED and self._stopped is None:
-            commands += self._stop(Stop(f"fail_fast, since {told(entry.job, outcome)}", signal.SIGTERM), now)
+            commands += self._stop(
+                Stop(f"fail_fast, since {told(entry.job, outcome.error_type, outcome.error_text)}", signal.SIGTERM), now
+            )
         return commands
 
     def _end_queue(self, outcome: Callable[[_Entry], Outcome]) -> list[Command]:
@@ -328,4 +343,4 @@ def _before(entry: _Entry) -> str:
     """What was not done with a job that waited."""
     if entry.failed is None:
         return "it was not started"
-    return f"it was not tried again, after {told(entry.job, entry.failed)}"
+    return f"it was not tried again, after {told(entry.job, entry.failed.error_type, entry.failed.error_text)}"

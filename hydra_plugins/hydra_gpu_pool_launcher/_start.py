@@ -160,8 +160,9 @@ def _say_why(method: str, why: str, costs: str) -> None:
 
 
 def _warn_of_threads(names: Sequence[str], where: str) -> None:
+    what = "another thread runs" if len(names) == 1 else f"{len(names)} other threads run"
     say(
-        f"{len(names)} other threads run in {where} ({', '.join(names)}): a lock that one of them holds while a job is "
-        "forked stays locked in the job",
+        f"{what} in {where} ({', '.join(names)}): a lock that is held there while a job is forked stays locked in the "
+        "job",
         logging.WARNING,
     )

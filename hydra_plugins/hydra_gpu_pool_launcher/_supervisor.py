@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -118,6 +117,11 @@ class Supervisor:
             display.summary()
         return ends
 
+    @property
+    def gone(self) -> bool:
+        """True where there is no supervisor any more."""
+        return self._link is None or self._link.gone()
+
     def close(self) -> None:
         """End the supervisor and all of its jobs, and wait until they are gone. Without one, nothing happens."""
         self._close()
@@ -127,8 +131,8 @@ class Supervisor:
 @contextlib.contextmanager
 def _opened(link: Link, files: SweepFiles) -> Iterator[JournalReader]:
     """The journal, once the supervisor has begun it for this launch. Raises ConfigurationError where it refuses."""
-    while lines := link.receive():
-        for answer in map(json.loads, filter(None, lines)):
+    while link.receive():
+        while (answer := link.message()) is not None:
             if "refused" in answer:
                 raise ConfigurationError(answer["refused"])
             with contextlib.closing(JournalReader(files.journal, answer["opened"])) as journal:
@@ -155,14 +159,11 @@ def _follow(link: Link, journal: JournalReader) -> Iterator[dict[str, Any]]:
             yield event
         if not alive:
             return
-        lines = link.receive()
-        alive = bool(lines)
-        for line in filter(None, lines):
-            with contextlib.suppress(ValueError):  # torn, since nobody had read for long
-                message = json.loads(line)
-                if "warn" in message:
-                    say(message["warn"], logging.WARNING)
-                alive = alive and "over" not in message
+        while (message := link.message()) is not None:
+            if "warn" in message:
+                say(message["warn"], logging.WARNING)
+            alive = alive and "over" not in message
+        alive = alive and link.receive()
 
 
 class _Signals:
@@ -189,6 +190,7 @@ class _Signals:
     def _handle(self, signum: int, _frame: object) -> None:
         self.received.append(signum)
         polite = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
+        self._link.wake()
         self._link.send(
             {
                 "stop": polite if len(self.received) == 1 else signal.SIGKILL,
@@ -244,6 +246,8 @@ def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
         return Settled(error=_error(job, end["error_type"], end["error_text"]))
     if report is None:
         why = f"was lost: the supervisor was killed, or failed (see {files.supervisor_log})"
+        if end is not None and end["by_itself"]:
+            why = f"was lost: it had ended, and {files.outcome(job.num)} is not there any more, or is damaged"
         return Settled(error=JobLostError(job.num, job.overrides, why))
     if report.status is Status.CANCELLED:
         return Settled(error=_error(job, report.error_type, report.error_text))

@@ -22,12 +22,13 @@ from ._files import SweepFiles
 from ._interpreter import environ_for_jobs, wandb_run
 from ._job import call
 from ._machine import bound_to_one_core, cores
-from ._model import ConfigurationError, Job, Layout, Policy, Settings, Status
+from ._model import ConfigurationError, Job, JobCancelledError, JobError, Layout, Policy, Settings
 from ._pool import Request
 from ._process import require_pidfd
-from ._result import Result
+from ._result import Result, safe_text
 from ._settings import checked
 from ._supervisor import Supervisor, settle, with_remote_traceback
+from ._verdict import told
 from ._world import App
 
 _supervisors: weakref.WeakSet[Supervisor] = weakref.WeakSet()
@@ -49,7 +50,7 @@ class Sweep:
         # Resolved before the fork: ${now:...} is kept in the config from then on, and a job must not ask again.
         self._sweep_dir = str(config.hydra.sweep.dir)
         self._launches = 0
-        self._failed = False  # and fail_fast is set
+        self._failed: str | None = None  # why nothing is to start any more, with fail_fast
         self._used: set[SweepFiles] = set()
         _close_previous()
         self._supervisor = start_supervisor(
@@ -63,8 +64,11 @@ class Sweep:
         if not jobs:
             return []
         files = SweepFiles(os.path.join(working_directory(), self._sweep_dir))
-        if not self._failed:  # else this supervisor's schedule knows why nothing is to start any more
+        if self._failed is None:
             self._supervisor.renew()
+        elif self._supervisor.gone:  # else its schedule knows why nothing is to start any more
+            why = f"was cancelled: {self._failed}; it was not started"
+            return [_failed(job, JobCancelledError(job.num, job.overrides, why)) for job in jobs]
         if self._launches == 1 and len(jobs) < self._layout.jobs_at_once:
             idle = (
                 f"{self._layout.jobs_at_once - len(jobs)} of {self._layout.jobs_at_once} slots stay idle in each batch"
@@ -74,10 +78,12 @@ class Sweep:
         fresh = files not in self._used and not resume
         request = Request(jobs, files, environ_for_jobs(), working_directory(), fresh=fresh, resume=resume)
         ends = self._supervisor.run(request, display(self._settings, jobs, files))
-        self._failed |= self._settings.fail_fast and any(end.get("status") == Status.FAILED for end in ends.values())
         self._launches += 1
         self._used.add(files)
-        return [_job_return(job, files, ends.get(job.num)) for job in jobs]
+        returns = [_job_return(job, files, ends.get(job.num)) for job in jobs]
+        if self._settings.fail_fast and self._failed is None:
+            self._failed = _first_failure(jobs, returns)
+        return returns
 
 
 def _close_previous() -> None:
@@ -250,6 +256,15 @@ def _failed(job: Job, error: Exception) -> JobReturn:
     )
     ret.return_value = error
     return ret
+
+
+def _first_failure(jobs: Sequence[Job], returns: Sequence[JobReturn]) -> str | None:
+    for job, ret in zip(jobs, returns, strict=True):
+        error = ret._return_value
+        if ret.status == JobStatus.FAILED and not isinstance(error, JobCancelledError):
+            text = error.why if isinstance(error, JobError) else safe_text(error)
+            return f"fail_fast, since {told(job, type(error).__name__, text)}"
+    return None
 
 
 def _job_return(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> JobReturn:

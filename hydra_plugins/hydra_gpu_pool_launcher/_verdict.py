@@ -17,7 +17,7 @@ kernel holds in an uninterruptible sleep does not die of SIGKILL, and nothing ma
 _BY_HAND = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 _HINTS: dict[int, str] = {
-    signal.SIGKILL: "; perhaps the machine ran out of memory (see dmesg)",
+    signal.SIGKILL: "; perhaps the machine ran out of memory (see dmesg), or somebody sent it",
     signal.SIGBUS: "; perhaps the shared memory is full (see df -h /dev/shm)",
 }
 
@@ -63,13 +63,13 @@ def _by_itself(report: Report) -> Outcome:
     return Outcome(report.status, cause, report.error_type, report.error_text, report.value, by_itself=True)
 
 
-def told(job: Job, outcome: Outcome) -> str:
+def told(job: Job, error_type: str | None, error_text: str | None) -> str:
     """A clause of one line: which job, and how it failed."""
-    text = " ".join((outcome.error_text or "").split())
+    text = " ".join((error_text or "").split())
     text = text if len(text) <= 300 else f"{text[:299]}…"
-    if outcome.error_type in JOB_ERRORS:
+    if error_type in JOB_ERRORS:
         return f"{job} {text}"
-    return f"{job} raised {outcome.error_type}" + (f": {text}" if text else "")
+    return f"{job} raised {error_type}" + (f": {text}" if text else "")
 
 
 def _signal_name(signum: int) -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,6 +126,7 @@ class SystemWorld:
 
     def open(self, request: Request) -> Earlier | None:
         if self._request is None or self._request.files != request.files:
+            self._close_files()
             self._take_directory(request.files, request.fresh)
         assert self._journal is not None
         self._said_unsaved = False
@@ -135,16 +137,21 @@ class SystemWorld:
         return earlier
 
     def _take_directory(self, files: SweepFiles, fresh: bool) -> None:
-        self._close_files()
-        self._lock = _files.claim(files, self._origin.main, fresh)
+        """Its lock, and its journal, in place of those that were held so far: nothing changes where this raises."""
+        lock = _files.claim(files, self._origin.main, fresh)
         try:
-            _process.redirect(_files.open_to_append(files.supervisor_log), 1, 2)
-            if self._imported:
-                os.write(2, self._imported.encode(errors="replace"))
-                self._imported = ""
-            self._journal = _journal.begin(files)
+            log = _files.open_to_append(files.supervisor_log)
+            journal = _journal.begin(files)
         except OSError as error:
+            os.close(lock)
             raise _files.cannot_be_written(files, error) from error
+        self._close_files()
+        self._lock, self._journal = lock, journal
+        _process.redirect(log, 1, 2)
+        if self._imported:
+            with contextlib.suppress(OSError):
+                os.write(2, self._imported.encode(errors="replace"))
+            self._imported = ""
 
     def _close_files(self) -> None:
         if self._journal is not None:
@@ -170,21 +177,21 @@ class SystemWorld:
 
     def record(self, event: str, **facts: Any) -> None:
         assert self._journal is not None
+        self._journal.append(event, **facts)
         if self._journal.removed:
             self.blocked()
-        self._journal.append(event, **facts)
 
     def blocked(self) -> str | None:
         if self._journal is None or self._request is None:
             return None
         files = self._request.files
         try:
-            self._journal.pay()
             if self._journal.removed:
-                request = self._request
+                owed, request = self._journal.owed, self._request
                 self._take_directory(files, fresh=False)
-                self._request = request
+                self._journal.owed, self._request = owed, request
                 self.warn(f"{files.root} was removed: it is made anew, and the sweep goes on without what was in it")
+            self._journal.pay()
             _files.require_room(files)
         except ConfigurationError as error:
             return str(error)
@@ -269,6 +276,10 @@ class SystemWorld:
     def signal(self, num: int, signum: int) -> None:
         self._family.signal(num, signum)
 
+    def saving(self, num: int) -> bool:
+        pid = self._family.leader(num)
+        return pid is not None and _process.name_of(pid) == _job.SAVING
+
     def kill(self, num: int) -> None:
         self._family.kill(num)
 
@@ -281,7 +292,10 @@ class SystemWorld:
 
     def set_aside(self, num: int) -> None:
         assert self._request is not None
-        _returns.set_aside_late(self._request.files, num)
+        try:
+            _returns.set_aside_late(self._request.files, num)
+        except OSError:  # its outcome stays there, and the journal, which knows better, is asked first
+            traceback.print_exc()
 
 
 def _from_line(line: bytes) -> list[Request | Close | Stop]:
