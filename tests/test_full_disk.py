@@ -94,6 +94,29 @@ def test_nothing_starts_on_a_full_disk_and_all_goes_on_when_there_is_room(start_
     assert app.process.communicate(timeout=LIMIT_S)[0] == "[(0, 3), (1, 3), (2, 3)]\n"
 
 
+def test_waiting_for_the_disk_is_not_the_jobs_own_time(start_app: StartApp) -> None:
+    app = start_app("PAUSES, SIZE = {0}, 300_000\nrun(timeout_min=5 / 60)", before=WAITING, prefix=small_disk(4000))
+    (pid,) = app.wait_for_jobs(1)
+    fill(app, leave=100_000)
+    os.kill(pid, signal.SIGUSR2)
+    wait_for_line(app, "a job cannot save its result in ")
+    assert not _process.wait_readable(app.pidfds[:1], 6), "it was stopped for its time"
+    seen_from_outside(app, "filler").unlink()
+    assert app.process.communicate(timeout=LIMIT_S)[0] == "[(0, 300000), (1, 300000), (2, 300000)]\n"
+
+
+def test_a_disk_that_is_full_from_the_start_is_told(start_app: StartApp) -> None:
+    """The line comes along with the first answer, and must not be lost behind it."""
+    fill_first = "head -c 3300000 /dev/zero > sweep/filler"
+    prefix = small_disk(4000)
+    app = start_app(
+        "PAUSES, SIZE = {}, 3\nrun()", before=WAITING, prefix=(*prefix, "sh", "-c", f'{fill_first} && exec "$@"', "sh")
+    )
+    wait_for_line(app, "no job is started until that is mended")
+    seen_from_outside(app, "filler").unlink()
+    assert app.process.communicate(timeout=LIMIT_S)[0] == "[(0, 3), (1, 3), (2, 3)]\n"
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_sweep_on_a_full_disk_can_be_stopped(start_app: StartApp, signum: signal.Signals) -> None:
     app = start_app("PAUSES, SIZE = {0, 1}, 300_000\nrun(kill_grace_s=0.2)", before=WAITING, prefix=small_disk(4000))
