@@ -73,7 +73,7 @@ def test_a_result_that_finds_no_room_waits_for_it_and_a_person_is_told(start_app
     fill(app, leave=100_000)
     os.kill(pid, signal.SIGUSR2)
     line = wait_for_line(app, "a job cannot save its result in ")
-    assert line.endswith("/sweep: it waits until it can; free some space there\n")
+    assert line.endswith("/sweep, and waits until it can: free some space there\n")
     assert not _process.wait_readable(app.pidfds[1:2], 0), "it has not given up"
     seen_from_outside(app, "filler").unlink()
     assert app.process.communicate(timeout=LIMIT_S)[0] == "[(0, 300000), (1, 300000), (2, 300000)]\n"

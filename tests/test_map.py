@@ -419,7 +419,7 @@ class Tensor:
 
 
 def test_a_tensor_on_a_gpu_arrives_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor))
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor, __version__="2.5"))
     result = outcome(tmp_path, lambda: {"weights": [Tensor("cuda")]})
     assert result.error is None
     assert result.value["weights"][0].device.type == "cpu"

@@ -7,8 +7,10 @@ import resource
 import signal
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from running import StartApp
@@ -279,3 +281,99 @@ def test_an_error_that_is_told_by_hand_names_no_class_of_ours(start_app: StartAp
     os.kill(pid, signal.SIGINT)
     out, _ = app.process.communicate(timeout=LIMIT_S)
     assert out == "job 0 (x=0) was cancelled: SIGINT was sent to its process; it then raised KeyboardInterrupt\n"
+
+
+# --- what only has torch's name ---
+
+
+@pytest.mark.parametrize("torch", [MagicMock(), types.ModuleType("torch"), types.SimpleNamespace(initial_seed=len)])
+def test_what_only_has_the_name_of_torch_is_let_alone(
+    tmp_path: Path, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("torch", "torch.cuda"):
+        monkeypatch.setitem(sys.modules, name, torch)
+    assert outcomes(tmp_path, lambda: [1], {}, gpus=[0])[0].value == [1]
+
+
+# --- an interrupt where the job is not in its task function ---
+
+
+def test_an_interrupt_by_hand_at_any_moment_is_none_of_the_jobs_failures(start_app: StartApp) -> None:
+    """Outside of its task function, nobody is there to catch it."""
+    app = start_app(
+        "print([(o.status.value, str(o.error)) for o in GpuPool(dir='sweep', gpus=[], cpu_slots=1, max_retries=1)"
+        ".map(job, [{}, {}])])",
+        before="""
+from {package} import _interpreter
+settle_random = _interpreter.settle_random
+def interrupted(before_fork):
+    if os.environ["GPU_POOL_JOB_NUM"] == "0":
+        os.kill(os.getpid(), signal.SIGINT)
+    settle_random(before_fork)
+_interpreter.settle_random = interrupted
+def job():
+    return 1
+""".format(package="hydra_plugins.hydra_gpu_pool_launcher"),
+    )
+    out, err = app.process.communicate(timeout=LIMIT_S)
+    why = "job 0 was cancelled: SIGINT was sent to its process"
+    assert out == f"{[('CANCELLED', why), ('COMPLETED', 'None')]}\n", err
+
+
+# --- files that somebody has meddled with ---
+
+
+@pytest.mark.parametrize(
+    "meddle",
+    [
+        "os.truncate(journal, 0)",
+        "open(journal, 'a').write('[1, 2]\\n')",
+        "open(journal, 'a').write('half a line')",
+        "os.mkfifo(os.path.dirname(journal) + '/jobs/0/outcome.json')",
+    ],
+)
+def test_meddling_with_the_sweeps_files_hangs_nobody_and_harms_no_other_job(start_app: StartApp, meddle: str) -> None:
+    app = start_app(
+        "outcomes = GpuPool(dir='sweep', gpus=[], cpu_slots=1).map(job, [{'x': x} for x in range(3)])\n"
+        "print([o.value for o in outcomes][1:])",
+        before=f"""
+journal = os.path.abspath("sweep/.gpu_pool/journal.jsonl")
+def job(x):
+    if x == 0:
+        {meddle}
+        os._exit(0)
+    return x
+""",
+    )
+    out, err = app.process.communicate(timeout=LIMIT_S)
+    assert out == "[1, 2]\n", err
+
+
+def test_an_interrupt_in_the_wait_for_the_end_leaves_no_zombie_and_no_descriptor_for_long(start_app: StartApp) -> None:
+    app = start_app(
+        """
+from {package} import _link, _process
+wait_readable = _process.wait_readable
+def interrupted(fds, timeout=None):
+    if sys._getframe(1).f_code is _link.close.__code__ and state.pop("interrupt", None):
+        raise KeyboardInterrupt
+    return wait_readable(fds, timeout)
+state = {{}}
+pool = GpuPool(dir="sweep", gpus=[], cpu_slots=1, progress="none")
+pool.map(abs_, [dict(x=-1)])
+before = len(os.listdir("/proc/self/fd"))
+state["interrupt"], _process.wait_readable = True, interrupted
+try:
+    pool.map(abs_, [dict(x=-1)])
+except KeyboardInterrupt:
+    print("interrupted")
+children = open(f"/proc/self/task/{{os.getpid()}}/children").read().split()
+wait_readable([_process.pidfd_open(int(pid)) for pid in children])
+before += len(children)  # this descriptor
+pool.map(abs_, [dict(x=-1)])
+print(len(os.listdir("/proc/self/fd")) - before, open(f"/proc/self/task/{{os.getpid()}}/children").read())
+""".format(package="hydra_plugins.hydra_gpu_pool_launcher"),
+        before="def abs_(x): return abs(x)",
+    )
+    out, err = app.process.communicate(timeout=LIMIT_S)
+    assert out == "interrupted\n0 \n", err

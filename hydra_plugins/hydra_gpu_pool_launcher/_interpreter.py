@@ -95,13 +95,20 @@ def unsafe_to_fork(*, on_cpu: bool) -> str | None:
     return jax_state() or (None if on_cpu else cuda_state())
 
 
+def loaded_torch() -> Any | None:
+    """torch, where it is loaded; None also for what only has its name: a mock, a stub, a lazy importer."""
+    torch = sys.modules.get("torch")
+    real = isinstance(getattr(torch, "Tensor", None), type) and isinstance(getattr(torch, "__version__", None), str)
+    return torch if real else None
+
+
 def torch_refuses_fork() -> bool:
     """True where torch will use no GPU in this process, because it was forked from one that had touched CUDA.
 
     Asked in the supervisor, right after the fork: the driver itself answers "not initialised" there.
     """
     cuda = sys.modules.get("torch.cuda")
-    return cuda is not None and bool(getattr(cuda, "_is_in_bad_fork", bool)())
+    return cuda is not None and getattr(cuda, "_is_in_bad_fork", bool)() is True
 
 
 TORCH_REFUSES = (
@@ -170,8 +177,8 @@ def settle_random(before_fork: Any) -> None:
             seeded = True
         else:
             numpy._rand.seed()
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "initial_seed"):
+    torch = loaded_torch()
+    if torch is not None:
         if torch.initial_seed() < 2**32:
             seeded = True
         else:
@@ -198,8 +205,8 @@ def apply_threads(threads: int) -> None:
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(limits=threads)
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "set_num_threads"):
+    torch = loaded_torch()
+    if torch is not None:
         torch.set_num_threads(threads)
 
 

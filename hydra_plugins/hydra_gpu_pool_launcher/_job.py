@@ -147,6 +147,7 @@ def _run_to_the_end(
     assignment: Assignment, body: Body, received: _process.Received, of_the_app: _interpreter.OfTheApp
 ) -> int:
     job_process = os.getpid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # not before: there is nothing yet that could catch it
     result = _run(assignment, body)
     if os.getpid() == job_process:  # not so in a fork of the task's own that came back from it: it is not the job
         with _undisturbed(received) as told:
@@ -245,8 +246,7 @@ def _be_a_leader(supervisor: int, mask: frozenset[int], handlers: Mapping[int, _
 def _use_default_handlers(handlers: Mapping[int, _process.Action]) -> None:
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(signum, signal.SIG_DFL)
 
 

@@ -26,7 +26,12 @@ class Journal:
 
     def append(self, event: str, **facts: Any) -> None:
         """One event: its name, the time (seconds since the epoch), and what there is to say of it, in JSON."""
-        self.owed += json.dumps({"event": event, "time": round(time.time(), 6), **facts}).encode() + b"\n"
+        facts = {"event": event, "time": round(time.time(), 6), **facts}
+        try:
+            line = json.dumps(facts)
+        except (ValueError, RecursionError):  # a value of the user's, although the job has looked at it
+            line = json.dumps({**facts, "value": None})
+        self.owed += line.encode() + b"\n"
         with contextlib.suppress(OSError):  # ``pay`` will tell
             self.pay()
 
@@ -87,6 +92,8 @@ class JournalReader:
             yield from self._lines()
 
     def _lines(self) -> Iterator[dict[str, Any]]:
+        if os.fstat(self._file.fileno()).st_size < self.offset:  # somebody has cut it off
+            self.offset = 0
         self._file.seek(self.offset)
         for line in self._file:
             if not line.endswith(b"\n"):
@@ -96,4 +103,5 @@ class JournalReader:
                 event = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            yield event
+            if isinstance(event, dict):
+                yield event

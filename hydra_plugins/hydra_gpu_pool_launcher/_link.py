@@ -33,6 +33,12 @@ _open: set[int] = set()
 os.register_at_fork(after_in_child=_open.clear)  # a job's own pool would close what has these numbers by then
 
 
+_unclosed: list[Link] = []
+"""Links that nobody has any more: whoever waited for their ends was interrupted."""
+
+os.register_at_fork(after_in_child=_unclosed.clear)
+
+
 @dataclass
 class Link:
     """The guard and the supervisor as main knows them: pids, pidfds, and main's end of the socket pair."""
@@ -130,6 +136,7 @@ def start(app: App, fresh: Fresh | None = None) -> Link:
 
     Raises ConfigurationError where the system refuses a process, and SupervisorGoneError where one ends at once.
     """
+    _close_the_unclosed()
     try:
         ours, theirs = (_process.beyond_standard(end.detach()) for end in socket.socketpair())
         # Taken here: the guard could only hope that the pid is still main's.
@@ -180,8 +187,20 @@ def close(link: Link, owner: int) -> None:
         return
     link.wake()
     link.send({"close": True})
+    _unclosed.append(link)
     _process.wait_readable([link.guard_pidfd])
     _process.wait_readable([link.lifeline])  # where the guard was killed, the supervisor ends later
+    _let_go(link)
+
+
+def _close_the_unclosed() -> None:
+    for link in list(_unclosed):
+        if _process.wait_readable([link.guard_pidfd], 0) and link.gone():
+            _let_go(link)
+
+
+def _let_go(link: Link) -> None:
+    _unclosed.remove(link)
     _process.reap(link.guard)
     for fd in {link.guard_pidfd, link.lifeline, link.channel}:
         _open.discard(fd)

@@ -173,10 +173,16 @@ def fork(main: Callable[[frozenset[int]], int], around: contextlib.AbstractConte
 
 
 def run_and_exit(main: Callable[[], int]) -> NoReturn:
-    """End this process with what ``main`` returns, and run nothing else; 70 where it raises, with the traceback."""
+    """End this process with what ``main`` returns, and run nothing else; 70 where it raises, with the traceback.
+
+    An interrupt ends it by its signal, as it does any interpreter.
+    """
     code = 70
     try:
         code = main()
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal_self(signal.SIGINT)
     except BaseException:
         with contextlib.suppress(BaseException):
             os.write(2, traceback.format_exc().encode(errors="replace"))

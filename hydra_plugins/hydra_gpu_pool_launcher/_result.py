@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from hydra.core.utils import JobReturn
 
 from ._files import SweepFiles
+from ._interpreter import loaded_torch
 from ._model import JOB_ERRORS, Job, JobCancelledError, JobError, Report, Status
 from ._process import is_of_the_disk
 from ._returns import digest, save_return
@@ -217,7 +218,7 @@ class _Pickler(pickle.Pickler):
         self.dispatch_table = {**copyreg.dispatch_table, JobReturn: lambda ret: (_job_return, (vars(ret),))}
 
     def reducer_override(self, obj: Any) -> Any:
-        torch = sys.modules.get("torch")
+        torch = loaded_torch()
         if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type != "cpu":
             return obj.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return NotImplemented

@@ -46,7 +46,8 @@ def save_return(files: SweepFiles, num: int, payload: bytes, report: Report) -> 
 def load_report(files: SweepFiles, num: int) -> Report | None:
     """What the job says of itself; None where it did not come to say it, said only half, or it is no outcome."""
     try:
-        with open(files.outcome(num), encoding="utf-8") as file:
+        # Not blocked by what is no file: a pipe of that name would hold the supervisor.
+        with open(os.open(files.outcome(num), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
             return _report(json.load(file))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

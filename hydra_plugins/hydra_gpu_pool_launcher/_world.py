@@ -203,7 +203,7 @@ class SystemWorld:
         if self._request is not None and not self._said_unsaved:
             self._said_unsaved = True
             where = self._request.files.sweep_dir
-            self.warn(f"a job cannot save its result in {where}: it waits until it can; free some space there")
+            self.warn(f"a job cannot save its result in {where}, and waits until it can: free some space there")
 
     def warn(self, text: str) -> None:
         self.tell({"warn": text})
