@@ -178,7 +178,7 @@ def settle_random(before_fork: Any) -> None:
         else:
             numpy._rand.seed()
     torch = loaded_torch()
-    if torch is not None:
+    if torch is not None and hasattr(torch, "initial_seed"):
         if torch.initial_seed() < 2**32:
             seeded = True
         else:
@@ -206,7 +206,7 @@ def apply_threads(threads: int) -> None:
 
     threadpool_limits(limits=threads)
     torch = loaded_torch()
-    if torch is not None:
+    if torch is not None and hasattr(torch, "set_num_threads"):
         torch.set_num_threads(threads)
 
 
