@@ -59,6 +59,18 @@ def test_a_job_may_close_descriptors_that_are_not_its_own_and_its_files_get_thei
     assert (result.status, result.value) == (Status.COMPLETED, "1" * 20)
 
 
+def test_no_signal_writes_to_a_file_that_has_the_number_of_what_the_job_has_closed(tmp_path: Path) -> None:
+    def job() -> list[int]:
+        os.closerange(3, 256)
+        for i in range(100):
+            kept.append(os.open(tmp_path / f"file{i}", os.O_RDWR | os.O_CREAT))
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return [os.fstat(fd).st_size for fd in kept]
+
+    assert outcome(tmp_path, job).value == [0] * 100
+
+
 # --- limits, modes ---
 
 
@@ -182,6 +194,19 @@ def test_a_suspended_guard_or_supervisor_keeps_nobody_from_ending_the_sweep(star
     os.kill(app.relatives()[who], signal.SIGSTOP)
     app.process.send_signal(signal.SIGINT)
     assert app.process.wait(LIMIT_S) == -signal.SIGINT
+    app.assert_nothing_is_left()
+
+
+def test_a_suspended_guard_does_not_hold_up_a_sweep_that_ends_by_itself(start_app: StartApp) -> None:
+    app = start_app(
+        "print([o.value for o in GpuPool(cpu_slots=1, gpus=[], dir='sweep').map(job, [{'x': 7}])])",
+        before="def job(x):\n    report()\n    signal.sigwait([signal.SIGUSR2])\n    return x\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])",
+    )
+    (pid,) = app.wait_for_jobs(1)
+    os.kill(app.relatives()["guard"], signal.SIGSTOP)
+    os.kill(pid, signal.SIGUSR2)
+    assert app.process.communicate(timeout=LIMIT_S)[0] == "[7]\n"
     app.assert_nothing_is_left()
 
 
