@@ -426,3 +426,12 @@ def test_a_fork_answers_a_question_and_is_gone() -> None:
     main = os.getpid()
     assert _process.answer_of_fork(lambda: os.getpid() != main)
     assert not _process.answer_of_fork(lambda: os.getpid() == main)
+
+
+def test_a_process_that_lets_an_interrupt_out_ends_by_its_signal_as_any_interpreter() -> None:
+    def main(mask: frozenset[int]) -> int:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise KeyboardInterrupt
+
+    _, status = os.waitpid(_process.fork(main), 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGINT

@@ -21,12 +21,16 @@ from ._process import fork, pidfd_open, wait_readable
 def children() -> set[int]:
     """The pids of the children of this single-threaded process, zombies included.
 
-    The kernel may leave some out when one of them ends during the reading (proc(5)): read until two readings agree.
+    The kernel may leave some out when one of them ends during the reading (proc(5)): read until two readings agree, or
+    it becomes clear that somebody forks without end.
     """
     before = _children()
-    while (now := _children()) != before:
+    for _ in range(_ROUNDS):
+        now = _children()
+        if now == before:
+            break
         before = now
-    return now
+    return before
 
 
 def _children() -> set[int]:
@@ -59,6 +63,9 @@ class _Ended:
     exit: Exit | None
     remnants: set[int] = field(default_factory=set)
 
+
+_ROUNDS = 100
+"""Of looking again, where each look may have missed somebody: enough for any tree, and a bound for what has no end."""
 
 _WATCHED_AT_ONCE = 16
 """Remnants with a pidfd. There may be more of them than there are descriptors, and one that ends is enough to go on."""
@@ -158,6 +165,15 @@ class Family:
     def _remnants(self) -> set[int]:
         return set().union(*(ended.remnants for ended in self._ended.values()))
 
+    def _adopt(self, heirs: set[int]) -> None:
+        """Kill whoever has become our child, as a remnant of the heirs."""
+        known = {leader.pid for leader in self._leaders.values()} | self._remnants() | self._abandoned
+        known |= {ended.pid for ended in self._ended.values() if ended.exit is None}
+        for pid in children() - known:
+            _kill(pid)
+            for key in heirs or self._ended:
+                self._ended[key].remnants.add(pid)
+
     def _clear(self, heirs: set[int]) -> None:
         """End what ended leaders left behind, and reap what of it is gone.
 
@@ -167,13 +183,8 @@ class Family:
         for ended in self._ended.values():
             if ended.exit is None:
                 ended.exit = _reap_leader(ended.pid)
-        while True:
-            known = {leader.pid for leader in self._leaders.values()} | self._remnants() | self._abandoned
-            known |= {ended.pid for ended in self._ended.values() if ended.exit is None}
-            for pid in children() - known:
-                _kill(pid)
-                for key in heirs or self._ended:
-                    self._ended[key].remnants.add(pid)
+        for _ in range(_ROUNDS):
+            self._adopt(heirs)
             reaped = {pid for pid in self._remnants() | self._abandoned if _reaped(pid)}
             self._abandoned -= reaped
             heirs = {key for key, ended in self._ended.items() if ended.remnants & reaped}
@@ -183,6 +194,8 @@ class Family:
                 os.close(self._watched.pop(pid))
             if not reaped:  # whoever is reaped may have left children of its own, to us
                 break
+        else:
+            self._adopt(heirs)  # it is not over, and must not look so
         for pid in sorted(self._remnants() - self._watched.keys())[: _WATCHED_AT_ONCE - len(self._watched)]:
             with contextlib.suppress(OSError):  # no descriptor is left: then without
                 spare = os.open(os.devnull, os.O_RDONLY)  # the last one is for other work
@@ -197,9 +210,15 @@ class Family:
 
 
 def _kill(pid: int) -> None:
-    """SIGKILL to a child that is not reaped, and to the process group that it leads, if it does."""
+    """SIGKILL to a child that is not reaped, and to its process group, if that is not ours.
+
+    The group belongs to a session of the same job. A signal to it misses nobody who is just being forked, as one to a
+    process does: a chain of forks, each of which exits when it has forked the next, ends only so.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):  # no such group, or one of another user by now
-        os.killpg(pid, signal.SIGKILL)
+        group = os.getpgid(pid)
+        if group != os.getpgrp():
+            os.killpg(group, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
