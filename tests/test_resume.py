@@ -25,7 +25,7 @@ from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles, claim, make
 from hydra_plugins.hydra_gpu_pool_launcher._journal import Journal, begin
 from hydra_plugins.hydra_gpu_pool_launcher._model import Cause, ConfigurationError, Job, Report, Status
 from hydra_plugins.hydra_gpu_pool_launcher._resume import Earlier, take_up
-from hydra_plugins.hydra_gpu_pool_launcher._returns import digest, load_report, save_return, set_aside_log
+from hydra_plugins.hydra_gpu_pool_launcher._returns import clear_result, digest, load_report, save_return, set_aside_log
 from hydra_plugins.hydra_gpu_pool_launcher._supervisor import settle
 
 # --- what is done: files laid out by hand ---
@@ -63,6 +63,12 @@ class Laid:
     def wrote(self, directory: str, text: str) -> None:
         (self.top / directory).mkdir(parents=True, exist_ok=True)
         (self.top / directory / "checkpoint").write_text(text)
+
+    def was_stopped(self, num: int, *overrides: str) -> None:
+        """All that the journal tells of a job that was told to stop."""
+        self.queued(num, *overrides)
+        self.journal.append("start", job=num, attempt=1, pid=1, slots=["cpu.0"])
+        self.journal.append("stop", job=num, why="Ctrl-C")
 
     def resume(self, *overrides: str) -> Earlier:
         """What a launch of these jobs, one override each, finds."""
@@ -359,7 +365,7 @@ def test_a_job_with_other_overrides_is_moved_aside_whole(laid: Laid) -> None:
     assert laid.directories() == ["0.1", "1"]
     assert laid.checkpoint("0.1") == "by 0"
     assert laid.numbers() == ["0.1", "1"]
-    assert sorted(os.listdir(laid.files.job_dir("0.1"))) == ["outcome.json", "return.pickle"]
+    assert sorted(os.listdir(laid.files.job_dir("0.1"))) == ["aside.json", "outcome.json", "return.pickle"]
 
 
 def test_what_was_moved_aside_before_is_not_overwritten(laid: Laid) -> None:
@@ -509,12 +515,219 @@ def test_no_link_is_followed_to_what_is_moved(laid: Laid, tmp_path: Path, direct
 def test_what_cannot_be_moved_stops_the_sweep_in_one_sentence(laid: Laid, monkeypatch: pytest.MonkeyPatch) -> None:
     laid.ran(0, "x=1")
 
-    def refused(source: str, _: str) -> None:
-        raise PermissionError(13, "Permission denied", source)
+    rename = os.rename
+
+    def refused(source: str, to: str) -> None:
+        if os.path.isdir(source):
+            raise PermissionError(13, "Permission denied", source)
+        rename(source, to)
 
     monkeypatch.setattr(os, "rename", refused)
     with pytest.raises(ConfigurationError, match=r"/0: Permission denied"):
         laid.resume("x=2")
+
+
+# --- what was moved aside, and is wanted again ---
+
+
+def test_what_another_job_displaced_comes_back_whole_with_its_value_and_figures(laid: Laid) -> None:
+    laid.ran(0, "x=1")
+    laid.ran(1, "x=2")
+    laid.resume("x=1 t=9", "x=2 t=9")
+    laid.was_stopped(0, "x=1 t=9")
+    laid.wrote("0", "by the slip")
+    earlier = laid.resume("x=1", "x=2")
+    assert (sorted(earlier.kept), earlier.back, earlier.moved, earlier.left) == ([0, 1], 2, ("0.2",), ())
+    assert [earlier.kept[num].outcome.value for num in (0, 1)] == [0, 10]
+    assert earlier.kept[0].facts == {"seconds": 2.5, "cpu_s": 1.5, "peak_mb": 100.0}
+    assert {name: laid.checkpoint(name) for name in laid.directories()} == {
+        "0": "by 0",
+        "0.2": "by the slip",
+        "1": "by 1",
+    }
+    assert laid.numbers() == ["0", "1"]
+
+
+def test_what_came_back_stays_though_the_journal_ends_with_a_stop_of_that_number(laid: Laid) -> None:
+    """The same job ran in between; and the sweep that brought this result back was killed before it wrote a line."""
+    laid.ran(0, "x=1")
+    laid.resume("x=2")
+    laid.was_stopped(0, "x=1")
+    for _ in range(3):
+        assert laid.kept("x=1") == [0]
+
+
+def test_what_was_moved_aside_after_it_was_told_to_stop_does_not_come_back_as_done(laid: Laid) -> None:
+    laid.ran(0, "x=1")
+    laid.journal.append("stop", job=0, why="Ctrl-C")
+    laid.resume("x=2")
+    laid.queued(0, "x=2")
+    assert laid.kept("x=1") == []
+
+
+def test_what_ran_again_where_a_job_had_come_back_is_judged_by_its_own_stop(laid: Laid) -> None:
+    laid.ran(0, "x=1")
+    laid.resume("x=2")
+    assert laid.kept("x=1") == [0]
+    clear_result(laid.files, 0)  # as at each start
+    laid.was_stopped(0, "x=1")
+    laid.saved(0, "x=1", directory="0")
+    assert laid.kept("x=1") == []
+
+
+def test_two_jobs_of_one_number_change_places_as_often_as_they_are_asked_for(laid: Laid) -> None:
+    laid.ran(0, "x=1")
+    laid.resume("x=2")
+    laid.ran(0, "x=2")
+    laid.wrote("0", "by the other")
+    for _ in range(3):
+        assert laid.resume("x=1").back == 1
+        assert laid.checkpoint("0") == "by 0"
+        assert laid.resume("x=2").back == 1
+        assert laid.checkpoint("0") == "by the other"
+    assert len(laid.directories()) == len(laid.numbers()) == 2
+
+
+def test_of_several_that_were_moved_aside_the_newest_that_is_done_comes_back(laid: Laid) -> None:
+    for k in range(1, 12):
+        laid.ran(0, "x=1")
+        laid.wrote("0", f"time {k}")
+        laid.resume("x=2")
+    Path(laid.files.returned("0.11")).write_bytes(b"damaged")
+    assert laid.kept("x=1") == [0]
+    assert laid.checkpoint("0") == "time 10"
+
+
+def test_what_was_moved_aside_is_judged_as_strictly_as_what_was_not(laid: Laid) -> None:
+    for num in range(4):
+        laid.ran(num, f"x={num}")
+    laid.resume(*["y"] * 4)
+    Path(laid.files.outcome("0.1")).unlink()
+    os.chmod(laid.files.job_dir("1.1"), 0o777)
+    os.chmod(laid.files.aside("2.1"), 0o666)
+    assert laid.kept(*(f"x={num}" for num in range(4))) == [3]
+    assert laid.directories() == ["0.1", "1.1", "2.1", "3"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "3", '{"directory": "0.1", "figures": 3}', "[" * 100_000])
+def test_a_record_that_is_none_brings_nothing_back(laid: Laid, content: str) -> None:
+    laid.ran(0, "x=1")
+    laid.resume("x=2")
+    Path(laid.files.aside("0.1")).write_text(content)
+    assert laid.kept("x=1") == []
+    assert laid.numbers() == ["0.1"]
+
+
+@pytest.mark.parametrize("directory", ["5", "0.x", "0.1/..", "../other", "..", ".gpu_pool", "0.\0", "0.9"])
+def test_a_record_moves_no_directory_that_is_not_the_jobs(laid: Laid, directory: str) -> None:
+    laid.ran(0, "x=1")
+    laid.ran(5, "x=5")
+    (laid.top.parent / "other").mkdir()
+    laid.resume("x=2")
+    Path(laid.files.aside("0.1")).write_text(json.dumps({"directory": directory, "figures": {}}))
+    assert laid.kept("x=1") == [0]
+    assert laid.directories() == ["0.1", "5"]
+    assert sorted(os.listdir(laid.top.parent)) == ["other", "sweep"]
+
+
+def test_a_directory_that_has_taken_the_name_in_the_meantime_is_not_overwritten_and_both_are_told_apart(
+    laid: Laid,
+) -> None:
+    laid.ran(0, "x=1", directory="run")
+    laid.resume("x=2")
+    laid.wrote("run", "somebody else's")
+    for _ in range(2):
+        assert laid.kept("x=1") == [0]
+        assert (laid.checkpoint("run"), laid.checkpoint("run.1")) == ("somebody else's", "by 0")
+        laid.resume("x=2")
+
+
+def test_a_directory_that_several_jobs_shared_comes_back_with_them(laid: Laid) -> None:
+    laid.ran(0, "x=1", directory="all")
+    laid.ran(1, "x=2", directory="all")
+    laid.resume("y", "y")
+    assert laid.kept("x=1", "x=2") == [0, 1]
+    assert laid.directories() == ["all"]
+
+
+class Killed(BaseException):
+    """In place of SIGKILL: nothing is done about it."""
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["after", "before"])
+@pytest.mark.parametrize("wanted", ["x=1", "x=2", "x=3"])
+@pytest.mark.parametrize("killed", ["x=1", "x=2"])
+def test_a_resume_that_is_killed_at_any_step_changes_nothing_for_the_next(
+    laid: Laid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str, wanted: str, done: bool
+) -> None:
+    """Job x=1 is done, and moved aside; x=2, in its place, is done or was stopped. Then one is asked for."""
+    laid.ran(0, "x=1")
+    laid.wrote("0", "x=1")
+    laid.resume("x=2")
+    laid.ran(0, "x=2")
+    laid.wrote("0", "x=2")
+    laid.journal.append("stop", job=0, why="Ctrl-C") if killed == "x=1" else None
+    if killed == "x=2":
+        laid.resume("x=1")
+    shutil.copytree(laid.top, tmp_path / "before")
+
+    def outcome() -> tuple[list[int], dict[str, str]]:
+        kept = laid.kept(wanted)
+        return kept, {name: laid.checkpoint(name) for name in laid.directories()}
+
+    steps = 0
+    expected = outcome()
+    while True:
+        shutil.rmtree(laid.top)
+        shutil.copytree(tmp_path / "before", laid.top)
+        left = [steps]
+
+        def step(original: Callable[..., Any], left: list[int] = left) -> Callable[..., Any]:
+            def killing(*args: Any, **kwargs: Any) -> Any:
+                left[0] -= 1
+                if left[0] < 0 and not done:
+                    raise Killed
+                answer = original(*args, **kwargs)
+                if left[0] < 0:
+                    raise Killed
+                return answer
+
+            return killing
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", step(os.rename))
+            patch.setattr(os, "unlink", step(os.unlink))
+            try:
+                laid.kept(killed)
+            except Killed:
+                steps += 1
+            else:
+                break
+        kept, checkpoints = outcome()
+        assert kept == expected[0], steps
+        assert not kept or checkpoints["0"] == expected[1]["0"], steps
+        assert sorted(checkpoints.values()) == sorted(expected[1].values()), steps
+        assert (laid.kept("x=1"), laid.checkpoint("0")) == ([0], "x=1"), steps
+    assert steps > 4
+
+
+# --- a sweep that a new one has moved aside ---
+
+
+def test_what_completed_in_a_sweep_that_was_moved_aside_is_told_and_left_there(laid: Laid) -> None:
+    for num in range(3):
+        laid.ran(num, f"x={num}")
+    laid.journal.append("stop", job=2, why="Ctrl-C")
+    os.rename(laid.files.root, f"{laid.files.root}.1")
+    make_private_dir(os.path.dirname(laid.files.job_dir(0)))
+    os.close(begin(laid.files).fd)
+    earlier = laid.resume("x=0", "x=1", "x=2")
+    assert (earlier.kept, earlier.elsewhere) == ({}, (2, ".gpu_pool.1"))
+    assert laid.resume("x=0", "x=5", "x=2").elsewhere == (1, ".gpu_pool.1")
+    assert laid.resume("x=5").elsewhere is None
+    (laid.top / ".gpu_pool.2").mkdir()
+    (laid.top / ".gpu_pool.x").mkdir()
+    assert laid.resume("x=0").elsewhere == (1, ".gpu_pool.1")
 
 
 # --- what else goes with it ---
@@ -554,7 +767,7 @@ APP = """
 import json, os, signal, sys
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra_plugins.hydra_gpu_pool_launcher import _journal, _result, _resume, _returns, _world
+from hydra_plugins.hydra_gpu_pool_launcher import _journal, _result, _returns, _world
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 MAIN, KILL, STOP = os.getpid(), os.environ.get("KILL"), os.environ.get("STOP")
@@ -588,7 +801,7 @@ def kill_at(owner, name, point, after=False):
 kill_at(_returns, "write_whole", lambda path, _: "before " + "/".join(path.split("/")[-2:]))
 kill_at(_result, "save_return", lambda files, num, *_: f"saved {num}", after=True)
 kill_at(_journal.Journal, "append", lambda self, event, **facts: f"line {event} {facts.get('job', '')}".strip())
-kill_at(_resume, "move_aside", lambda path: "move " + "/".join(path.split("/")[-2:]))
+kill_at(os, "rename", lambda path, _: "move " + "/".join(path.split("/")[-2:]))
 if KILL == "supervisor":
     _world.take_up = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
@@ -661,7 +874,11 @@ class Ran:
     @property
     def lines(self) -> list[str]:
         """What a person is told of the resuming."""
-        return [line.partition("resume: ")[2] for line in self.process.stdout.splitlines() if "resume: " in line]
+        return self.said("resume: ")
+
+    def said(self, words: str) -> list[str]:
+        """What comes after these words, of each line that has them."""
+        return [line.partition(words)[2] for line in self.process.stdout.splitlines() if words in line]
 
     def was_killed(self) -> Ran:
         assert self.process.returncode == -signal.SIGKILL, self.process.stdout + self.process.stderr
@@ -670,17 +887,22 @@ class Ran:
 
 @dataclass
 class Sweeps:
-    """Runs sweeps over x in one directory, each with ``resume``, on one slot: the jobs run in their order."""
+    """Runs sweeps over x in one directory, each with ``resume``, on one slot: the jobs run in their order.
+
+    With ``slip``, each job has one more override.
+    """
 
     run_app: RunApp
     _read: int = field(default=0)
 
-    def __call__(self, *batches: list[int], before: str = "", arguments: tuple[str, ...] = (), **env: str) -> Ran:
+    def __call__(
+        self, *batches: list[int], before: str = "", slip: bool = False, arguments: tuple[str, ...] = (), **env: str
+    ) -> Ran:
         write_sweeper(self.run_app.directory, SWEEP)
         process = self.run_app(
             before + APP,
             *("-m", "hydra/launcher=gpu_pool", "hydra/sweeper=own", "hydra.sweep.dir=sweep"),
-            *("hydra.launcher.cpu_slots=1", "hydra.launcher.resume=true", *arguments),
+            *("hydra.launcher.cpu_slots=1", "hydra.launcher.resume=true", *arguments, *(["+t=100"] if slip else [])),
             env={"BATCHES": json.dumps(batches), **env},
         )
         runs = self.run_app.directory / "runs"
@@ -823,6 +1045,52 @@ def test_a_directory_that_all_jobs_share_stays_with_those_that_are_kept(sweeps: 
     ]
     assert (second.executed, second.returns) == (["0:0"], good(0, 2))
     assert sweeps.checkpoints() == {"all": "1 2 0"}
+
+
+def test_a_sweep_resumed_with_a_slip_and_interrupted_costs_no_result(sweeps: Sweeps) -> None:
+    first = sweeps([1, 2, 3])
+    slip = sweeps([1, 2, 3], slip=True, STOP="SIGINT")
+    assert slip.executed == ["0:1", "1:2"]
+    again = sweeps([1, 2, 3])
+    assert again.lines == [
+        "3 of 3 jobs had completed and are not run again, 3 of them brought back from where an earlier resume had "
+        "moved them; 2 earlier jobs had other overrides, now in sweep/0.2, sweep/1.2"
+    ]
+    assert (again.executed, again.whole) == ([], first.whole)
+    assert sweeps.checkpoints() == {"0": "1", "0.2": "1", "1": "2", "1.2": "2", "2": "3"}
+    assert [end["seconds"] for end in sweeps.journal("end")[-3:]] == [
+        end["seconds"] for end in sweeps.journal("end")[:3]
+    ]
+
+
+@pytest.mark.parametrize("kill", ["move jobs/0.1", "move sweep/0.1", "move jobs/1.1", "line resumed", "line end 0"])
+def test_a_sweep_killed_while_it_brings_things_back_goes_on_with_it(sweeps: Sweeps, kill: str) -> None:
+    first = sweeps([1, 2])
+    sweeps([1, 2], slip=True, KILL="in 0").was_killed()
+    sweeps([1, 2], KILL=kill).was_killed()
+    again = sweeps([1, 2])
+    assert (again.executed, again.whole) == ([], first.whole)
+    assert sweeps.checkpoints() == {"0": "1", "0.2": "1", "1": "2"}
+
+
+def test_a_forgotten_resume_is_told_with_what_to_do_and_that_brings_all_of_it_back(sweeps: Sweeps) -> None:
+    first = sweeps([1, 2, 3])
+    anew = sweeps([1, 2, 3], arguments=("hydra.launcher.resume=false",), STOP="SIGINT")
+    do = (
+        "to go on with that one, end this one, rename sweep/.gpu_pool to sweep/.gpu_pool.new, "
+        "sweep/.gpu_pool.1 to sweep/.gpu_pool, and resume"
+    )
+    assert anew.said("this is a new sweep; ") == [
+        "of the earlier one in this directory, 3 of 3 jobs had completed, and its files are now in sweep/.gpu_pool.1 "
+        f"(with Hydra, resume=true keeps what had completed: {do})"
+    ]
+    resumed = sweeps([1, 2, 3])
+    assert resumed.executed == ["1:2", "2:3"]
+    assert resumed.lines[0] == f"2 of 3 jobs had completed in an earlier sweep that was moved aside: {do}"
+    (sweeps.top / ".gpu_pool").rename(sweeps.top / ".gpu_pool.new")
+    (sweeps.top / ".gpu_pool.1").rename(sweeps.top / ".gpu_pool")
+    again = sweeps([1, 2, 3])
+    assert (again.executed, again.whole) == ([], first.whole)
 
 
 def test_each_batch_of_a_sweeper_takes_up_its_own_numbers(sweeps: Sweeps) -> None:

@@ -42,6 +42,7 @@ ORDER = (
     "_process",
     "_display",
     "_resume",
+    "_aside",
     "_returns",
     "_journal",
     "_files",

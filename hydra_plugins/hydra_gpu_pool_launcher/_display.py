@@ -112,6 +112,8 @@ class Lines:
         """One event of the journal."""
         if event["event"] == "resumed":
             self._resumed(event)
+        elif event["event"] == "moved_aside":
+            self._moved_aside(event)
         elif event["event"] == "start":
             num = event["job"]
             self._slots[num] = ",".join(event["slots"])
@@ -144,15 +146,35 @@ class Lines:
         moved, left, kept = event["moved"], event["left"], event["kept"]
         done = f"{kept} of {_count(len(self.jobs), 'job')} had completed and {'is' if kept == 1 else 'are'} "
         done += "not run again"
+        if event["back"]:
+            done += f", {event['back']} of them brought back from where an earlier resume had moved them"
         if moved:
             done += f"; {_count(len(moved), 'earlier job')} had other overrides, now in {self._names(moved)}"
         if left:
             done += f"; not moved, since it is not such a job's alone: {self._names(left)}"
+        if event["elsewhere"]:
+            count, name = event["elsewhere"]
+            had = f"{count} of {_count(len(self.jobs), 'job')} had completed in an earlier sweep that was moved aside"
+            say(f"resume: {had}: {self._put_back(name)}", logging.WARNING)
         if event["empty"]:
             where = _from_here(self.files.sweep_dir)
             say(f"resume: no earlier sweep was found in {where} (hydra.sweep.dir), so every job is run")
         elif event["known"]:
             say(f"resume: {done}")
+
+    def _moved_aside(self, event: dict[str, Any]) -> None:
+        count, name = event["completed"], event["to"]
+        where = _from_here(os.path.join(self.files.sweep_dir, name))
+        had = f"{count} of {_count(event['jobs'], 'job')} had completed"
+        text = f"this is a new sweep; of the earlier one in this directory, {had}, and its files are now in {where}"
+        if count:
+            text += f" (with Hydra, resume=true keeps what had completed: {self._put_back(name)})"
+        say(text, logging.WARNING if count else logging.INFO)
+
+    def _put_back(self, name: str) -> str:
+        """What to do for a sweep that was moved aside to this name, to go on with it after all."""
+        there, here = (_from_here(os.path.join(self.files.sweep_dir, each)) for each in (name, self.files.name))
+        return f"to go on with that one, end this one, rename {here} to {here}.new, {there} to {here}, and resume"
 
     def _names(self, directories: Sequence[str]) -> str:
         """Paths of the sweep directory, as many of them as a line can take."""

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ._model import ConfigurationError
@@ -18,14 +19,18 @@ from ._model import ConfigurationError
 
 @dataclass(frozen=True)
 class SweepFiles:
-    """Every path of the sweep in one place. ``sweep_dir`` is absolute; nothing is made or read by asking for a path."""
+    """Every path of the sweep in one place. ``sweep_dir`` is absolute; nothing is made or read by asking for a path.
+
+    ``name``: of gpu_pool's own directory in it; another one where the files are those of a sweep that was moved aside.
+    """
 
     sweep_dir: str
+    name: str = ".gpu_pool"
 
     @property
     def root(self) -> str:
         """The directory of all that is gpu_pool's own."""
-        return os.path.join(self.sweep_dir, ".gpu_pool")
+        return os.path.join(self.sweep_dir, self.name)
 
     @property
     def journal(self) -> str:
@@ -50,17 +55,21 @@ class SweepFiles:
         """The job's stdout and stderr."""
         return os.path.join(self.job_dir(num), "output.log")
 
-    def returned(self, num: int) -> str:
+    def returned(self, num: int | str) -> str:
         """The job's return, pickled."""
         return os.path.join(self.job_dir(num), "return.pickle")
 
-    def outcome(self, num: int) -> str:
+    def outcome(self, num: int | str) -> str:
         """What the job says of itself; written last."""
         return os.path.join(self.job_dir(num), "outcome.json")
 
     def late(self, num: int) -> str:
         """What a job returned after it was told to stop."""
         return os.path.join(self.job_dir(num), "late.pickle")
+
+    def aside(self, num: int | str) -> str:
+        """Of a completed job that was moved aside: where the rest of it went. It lives as long as the result does."""
+        return os.path.join(self.job_dir(num), "aside.json")
 
 
 def make_private_dir(path: str) -> None:
@@ -112,22 +121,28 @@ def move_aside(path: str, suffix: str = "") -> str:
 
     A ``suffix`` of the path stays at its end: ``output.log`` with ".log" becomes ``output.1.log``.
     """
-    k = 1
-    while os.path.lexists(aside := f"{path.removesuffix(suffix)}.{k}{suffix}"):
-        k += 1
+    aside = free_name(path, suffix)
     os.rename(path, aside)
     return aside
 
 
-def claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
+def free_name(path: str, suffix: str = "") -> str:
+    """Where ``move_aside`` would move it."""
+    k = 1
+    while os.path.lexists(aside := f"{path.removesuffix(suffix)}.{k}{suffix}"):
+        k += 1
+    return aside
+
+
+def claim(files: SweepFiles, main_pid: int, fresh: bool, moved: Callable[[str], object] = lambda _: None) -> int:
     """Take the sweep directory for this process: the descriptor of its lock, held until it is closed.
 
     Runs in the supervisor, since a lock is shared with every fork made while it is held. ``fresh``: an earlier sweep's
-    files are moved aside, never overwritten. Raises ConfigurationError where another live sweep has the directory, or
-    nothing can be written there.
+    files are moved aside, never overwritten, and ``moved`` is told where to. Raises ConfigurationError where another
+    live sweep has the directory, or nothing can be written there.
     """
     try:
-        return _claim(files, main_pid, fresh)
+        return _claim(files, main_pid, fresh, moved)
     except OSError as error:
         raise cannot_be_written(files, error) from error
 
@@ -144,11 +159,11 @@ def cannot_be_written(files: SweepFiles, error: OSError) -> ConfigurationError:
     return ConfigurationError(f"{what}; choose another directory (hydra.sweep.dir, or GpuPool's dir).")
 
 
-def _claim(files: SweepFiles, main_pid: int, fresh: bool) -> int:
+def _claim(files: SweepFiles, main_pid: int, fresh: bool, moved: Callable[[str], object]) -> int:
     fd = _lock(files, main_pid)
     jobs = os.path.join(files.root, "jobs")
     if fresh and (os.path.lexists(files.journal) or os.path.lexists(jobs)):
-        move_aside(files.root)
+        moved(move_aside(files.root))
         os.close(fd)
         fd = _lock(files, main_pid)  # of the new directory: whoever was faster has it
     make_private_dir(jobs)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import _files, _returns
+from ._aside import Other, Record, aside_names, bring_back, figures_in, move_others, record_of, report_of
 from ._files import SweepFiles, move_aside
 from ._journal import JournalReader
 from ._model import Cause, Job, Outcome, Report, Status
@@ -35,9 +36,11 @@ class Kept:
 class Earlier:
     """What a launch has of earlier sweeps.
 
-    ``kept``: by job number. ``moved``: for each earlier job with other overrides, where its files are now; ``left``:
-    directories of such jobs that stay where they are, since moving them would do harm; both relative to the sweep
-    directory. ``known``: how many of the launch's numbers an earlier sweep had; ``empty``: there was none at all.
+    ``kept``: by job number; ``back``: how many of them had been moved aside. ``moved``: for each earlier job with other
+    overrides, where its files are now; ``left``: directories of such jobs that stay where they are, since moving them
+    would do harm; both relative to the sweep directory. ``known``: how many of the launch's numbers an earlier sweep
+    had; ``empty``: there was none at all. ``elsewhere``: how many of the other jobs had completed in a sweep that a new
+    one has moved aside, and that sweep's directory.
     """
 
     kept: Mapping[int, Kept]
@@ -45,6 +48,8 @@ class Earlier:
     left: tuple[str, ...]
     known: int
     empty: bool
+    back: int = 0
+    elsewhere: tuple[int, str] | None = None
 
     def facts(self) -> dict[str, Any]:
         """What the journal has of it."""
@@ -54,6 +59,8 @@ class Earlier:
             "left": self.left,
             "known": self.known,
             "empty": self.empty,
+            "back": self.back,
+            "elsewhere": self.elsewhere,
         }
 
 
@@ -68,7 +75,7 @@ class _Told:
 
 
 def take_up(files: SweepFiles, jobs: Sequence[Job]) -> Earlier:
-    """Find what is done, move aside what is another job's, and clear what is neither.
+    """Find what is done, bring back what of it was moved aside, move aside what is another job's, and clear the rest.
 
     From then on, whatever result there is on disk for one of the jobs is its own, and it completed. Raises
     ConfigurationError where something that must be moved cannot be.
@@ -82,41 +89,98 @@ def take_up(files: SweepFiles, jobs: Sequence[Job]) -> Earlier:
 def _take_up(files: SweepFiles, jobs: Sequence[Job]) -> Earlier:
     empty = not os.path.getsize(files.journal) and not os.listdir(os.path.dirname(files.job_dir(0)))
     journal = _read_journal(files)
+    aside = aside_names(files)
     kept: dict[int, Kept] = {}
+    back: dict[int, str] = {}
     again: list[Job] = []
-    others: dict[int, Report | None] = {}
+    others: dict[int, Other] = {}
     for job in jobs:
-        told, report = journal.get(job.num, _Told()), _report(files, job.num)
+        told, report, record = journal.get(job.num, _Told()), report_of(files, job.num), record_of(files, job.num)
         started = told.started or os.path.lexists(files.job_dir(job.num))
         overrides = told.overrides if report is None or report.overrides is None else report.overrides
-        if report is not None and not told.stopped and _is_done(files, job, report):
-            outcome = Outcome(Status.COMPLETED, Cause.RESUMED, value=report.value, by_itself=True)
-            kept[job.num] = Kept(outcome, told.figures)
-        elif started and overrides == job.overrides:
+        completed = _completed(told, report, record)
+        if report is not None and completed and _is_done(files, job.num, job, report):
+            kept[job.num] = _kept(report, told.figures if record is None else record.figures)
+            continue
+        for name in aside.get(job.num, ()):
+            before, of_before = report_of(files, name), record_of(files, name)
+            if before is not None and of_before is not None and _is_done(files, name, job, before):
+                kept[job.num], back[job.num] = _kept(before, of_before.figures), name
+                break
+        if started and overrides == job.overrides and job.num not in back:
             again.append(job)
         elif started:
-            others[job.num] = report
+            figures = told.figures if record is None else record.figures
+            others[job.num] = Other(report, figures if completed else None)
     # First: until its results are gone, the journal is what tells that a job was stopped, and the next line in it, of a
     # job that is queued once more, will be taken for a new beginning.
     for job in again:
         _clear(files, job.num, late=journal.get(job.num, _Told()).stopped)
-    moved, left = _move_others(files, others)
+    moved, left = move_others(files, others)
+    for num in kept:
+        bring_back(files, num, back.get(num))
     known = {*journal, *kept, *others, *(job.num for job in again)}
-    return Earlier(kept, tuple(moved), tuple(left), sum(job.num in known for job in jobs), empty)
+    return Earlier(
+        kept,
+        tuple(moved),
+        tuple(left),
+        sum(job.num in known for job in jobs),
+        empty,
+        len(back),
+        _elsewhere(files, [job for job in jobs if job.num not in kept]),
+    )
 
 
-def _report(files: SweepFiles, num: int) -> Report | None:
-    try:
-        return _returns.trusted_report(files, num)
-    except DamagedReturnError:
-        return None
+def _kept(report: Report, figures: Mapping[str, float]) -> Kept:
+    return Kept(Outcome(Status.COMPLETED, Cause.RESUMED, value=report.value, by_itself=True), figures)
 
 
-def _is_done(files: SweepFiles, job: Job, report: Report) -> bool:
+def _completed(told: _Told, report: Report | None, record: Record | None) -> bool:
+    """As far as report and journal tell; of a job that was moved aside, the journal may speak of its successor."""
+    return report is not None and report.status is Status.COMPLETED and not (told.stopped and record is None)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a sweep has come to: how many ``jobs`` it had, and the overrides of those that ``completed``, by number."""
+
+    jobs: int
+    completed: Mapping[int, tuple[str, ...] | None]
+
+
+def tally(files: SweepFiles) -> Tally:
+    """Of a sweep that nobody works on. Raises OSError where its directory cannot be read."""
+    journal = _read_journal(files) if os.path.exists(files.journal) else {}
+    names = os.listdir(os.path.dirname(files.job_dir(0)))
+    nums = {*journal, *(int(name) for name in names if name.isascii() and name.isdigit())}
+    completed: dict[int, tuple[str, ...] | None] = {}
+    for num in nums:
+        report = report_of(files, num)
+        if report is not None and _completed(journal.get(num, _Told()), report, record_of(files, num)):
+            completed[num] = report.overrides
+    return Tally(len(nums), completed)
+
+
+def _elsewhere(files: SweepFiles, jobs: Sequence[Job]) -> tuple[int, str] | None:
+    """A sweep that was moved aside as a whole is not gone on with: its results may be those of older code.
+
+    Whether somebody forgot the key, or meant to begin anew, cannot be told; so it is only said where they are.
+    """
+    own = f"{files.name}."
+    ks = [name.removeprefix(own) for name in os.listdir(files.sweep_dir) if name.startswith(own)] if jobs else []
+    for k in sorted((int(k) for k in ks if k.isascii() and k.isdigit()), reverse=True):
+        with contextlib.suppress(OSError):
+            completed = tally(SweepFiles(files.sweep_dir, f"{own}{k}")).completed
+            if found := sum(completed.get(job.num) == job.overrides for job in jobs):
+                return found, f"{own}{k}"
+    return None
+
+
+def _is_done(files: SweepFiles, name: int | str, job: Job, report: Report) -> bool:
     if report.status is not Status.COMPLETED or report.overrides != job.overrides:
         return False
     try:
-        _returns.read_return(files, job.num, report)
+        _returns.read_return(files, name, report)
     except DamagedReturnError:
         return False
     return True
@@ -145,12 +209,7 @@ def _note(told: _Told, event: Mapping[str, Any]) -> None:
         case "stop":
             told.stopped = True
         case "end":
-            figures = {name: event.get(name) for name in _FIGURES}
-            told.figures = {
-                name: figure
-                for name, figure in figures.items()
-                if isinstance(figure, (int, float)) and not isinstance(figure, bool)
-            }
+            told.figures = figures_in({name: event.get(name) for name in _FIGURES})
 
 
 def _clear(files: SweepFiles, num: int, late: bool) -> None:
@@ -167,55 +226,3 @@ def _clear(files: SweepFiles, num: int, late: bool) -> None:
             _returns.clear_result(files, num)
     except OSError:
         move_aside(path)
-
-
-def _move_others(files: SweepFiles, others: Mapping[int, Report | None]) -> tuple[list[str], list[str]]:
-    """Move the files of these numbers aside: first what the job wrote, then what tells that it was there.
-
-    So if this is cut between the two, the next one goes on with it. Gives the new names, and those that stay.
-    """
-    moved: list[str] = []
-    left: dict[str, None] = {}
-    in_use = _in_use(files, others) if others else frozenset()
-    for num, report in others.items():
-        now: str | None = None
-        directory = os.path.normpath(report.directory if report and report.directory else str(num))
-        path = os.path.join(files.sweep_dir, directory)
-        if _is_directory_of_the_sweep(files, directory) and not _holds_any(directory, in_use):
-            now = move_aside(path)
-        elif os.path.lexists(path):
-            left[directory] = None
-        if os.path.lexists(files.job_dir(num)):
-            aside = move_aside(files.job_dir(num))
-            now = now or aside
-        if now is not None:
-            moved.append(os.path.relpath(now, files.sweep_dir))
-    return moved, list(left)
-
-
-def _in_use(files: SweepFiles, others: Mapping[int, object]) -> frozenset[str]:
-    """The directories of all jobs that stay, those of numbers that a later batch may ask for included."""
-    nums = {int(name) for name in os.listdir(os.path.dirname(files.job_dir(0))) if name.isascii() and name.isdigit()}
-    reports = {num: _report(files, num) for num in nums - others.keys()}
-    return frozenset(
-        os.path.normpath(report.directory if report and report.directory else str(num))
-        for num, report in reports.items()
-    )
-
-
-def _holds_any(directory: str, others: Iterable[str]) -> bool:
-    return any(other == directory or other.startswith(directory + os.sep) for other in others)
-
-
-def _is_directory_of_the_sweep(files: SweepFiles, directory: str) -> bool:
-    """True where it is really one, strictly below the sweep's, and no link leads there; and is not gpu_pool's own."""
-    top = os.path.realpath(files.sweep_dir)
-    own = os.path.basename(files.root)
-    first = directory.split(os.sep)[0]
-    if os.path.isabs(directory) or first == own or first.startswith(f"{own}."):
-        return False
-    path = os.path.join(top, directory)
-    try:
-        return os.path.realpath(path) == path and os.path.isdir(path)  # "." and ".." are not equal to what they mean
-    except ValueError:  # a name that no file can have: not one that a job of ours wrote
-        return False

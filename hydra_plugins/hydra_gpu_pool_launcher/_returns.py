@@ -83,24 +83,25 @@ def load_return(files: SweepFiles, num: int) -> Any:
     return pickle.loads(read_return(files, num, trusted_report(files, num)))
 
 
-def trusted_report(files: SweepFiles, num: int) -> Report:
+def trusted_report(files: SweepFiles, num: int | str) -> Report:
     """What the job says of itself, from a file that only the user can have written. Raises DamagedReturnError."""
-    content = _read_private(files, num, files.outcome(num))
+    content = read_private(files, num, files.outcome(num))
     try:
         return _report(json.loads(content))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DamagedReturnError(f"{files.outcome(num)} is damaged") from None
 
 
-def read_return(files: SweepFiles, num: int, report: Report) -> bytes:
+def read_return(files: SweepFiles, num: int | str, report: Report) -> bytes:
     """The pickle that the report speaks of, not loaded. Raises DamagedReturnError where it is not to be had."""
-    payload = _read_private(files, num, files.returned(num))
+    payload = read_private(files, num, files.returned(num))
     if digest(payload) != report.sha256:
         raise DamagedReturnError(f"{files.returned(num)} is not the file that its outcome.json speaks of")
     return payload
 
 
-def _read_private(files: SweepFiles, num: int, path: str) -> bytes:
+def read_private(files: SweepFiles, num: int | str, path: str) -> bytes:
+    """A file of the job's directory that only the user can have written. Raises DamagedReturnError."""
     try:
         for directory in (files.root, os.path.dirname(files.job_dir(num)), files.job_dir(num)):
             require_private(directory, os.lstat(directory))
@@ -121,7 +122,7 @@ def set_aside_log(files: SweepFiles, num: int) -> None:
 
 def clear_result(files: SweepFiles, num: int) -> None:
     """Before a try: what an earlier job of this number left is no result of the new one."""
-    for path in (files.outcome(num), files.returned(num)):
+    for path in (files.outcome(num), files.returned(num), files.aside(num)):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 

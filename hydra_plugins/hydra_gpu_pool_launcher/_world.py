@@ -22,7 +22,7 @@ from ._files import SweepFiles
 from ._journal import Journal
 from ._model import ConfigurationError, Ending, Job, Layout, Policy, Report, Slot, Start, Stop
 from ._pool import Close, Died, Request
-from ._resume import Earlier, take_up
+from ._resume import Earlier, take_up, tally
 
 
 @dataclass(frozen=True)
@@ -125,20 +125,29 @@ class SystemWorld:
         return [event for line in lines for event in _from_line(line)]
 
     def open(self, request: Request) -> Earlier | None:
+        aside: list[str] = []
         if self._request is None or self._request.files != request.files:
             self._close_files()
-            self._take_directory(request.files, request.fresh)
+            self._take_directory(request.files, request.fresh, aside.append)
         assert self._journal is not None
         self._said_unsaved = False
         earlier = take_up(request.files, request.jobs) if request.resume else None
         self._request = request
         # Main reads only now, and from here: until then, the file may be that of an earlier sweep.
         self.tell({"opened": os.fstat(self._journal.fd).st_size})
+        for path in aside:
+            self._record_earlier(SweepFiles(request.files.sweep_dir, os.path.basename(path)))
         return earlier
 
-    def _take_directory(self, files: SweepFiles, fresh: bool) -> None:
+    def _record_earlier(self, files: SweepFiles) -> None:
+        """The sweep that had the directory so far: whoever forgot the key ``resume`` has little to lose yet."""
+        with contextlib.suppress(OSError):
+            earlier = tally(files)
+            self.record("moved_aside", to=files.name, jobs=earlier.jobs, completed=len(earlier.completed))
+
+    def _take_directory(self, files: SweepFiles, fresh: bool, moved: Callable[[str], object] = lambda _: None) -> None:
         """Its lock, and its journal, in place of those that were held so far: nothing changes where this raises."""
-        lock = _files.claim(files, self._origin.main, fresh)
+        lock = _files.claim(files, self._origin.main, fresh, moved)
         try:
             log = _files.open_to_append(files.supervisor_log)
             journal = _journal.begin(files)
