@@ -64,6 +64,29 @@ def test_nothing_is_left_of_a_sweep_whose_supervisor_or_guard_is_killed(
     assert out.count(expected) == 3
 
 
+def test_a_supervisor_that_is_killed_before_it_has_begun_is_replaced(start_app: StartApp) -> None:
+    app = start_app(
+        "print([o.value for o in GpuPool(cpu_slots=1, gpus=[], dir='sweep').map(abs_, [{'x': -1}, {'x': -2}])])",
+        before="""
+from {package} import _files, _world
+claim = _files.claim
+def killed(*args):
+    try:
+        open("killed", "x").close()
+    except FileExistsError:
+        return claim(*args)
+    os.kill(os.getpid(), signal.SIGKILL)
+_files.claim = killed
+def abs_(x): return abs(x)
+""".format(package="hydra_plugins.hydra_gpu_pool_launcher"),
+    )
+    out, err = app.process.communicate(timeout=LIMIT_S)
+    assert out == "[1, 2]\n", err
+    assert (app.directory / "killed").exists()
+    assert err.count("gpu_pool: 2 jobs") == 1
+    app.assert_nothing_is_left()
+
+
 def test_results_survive_the_supervisor(start_app: StartApp) -> None:
     app = start_app(
         "def job(x):\n    if x: sleeping(x)\n    return 42\n"

@@ -165,8 +165,7 @@ def _undisturbed(received: _process.Received) -> Iterator[list[int]]:
 
     Frees the descriptors of ``received``: the user's may be used up, and the files of the result need one.
     """
-    _process.raise_descriptor_limit()  # whatever the job has set for itself
-    _process.raise_file_size_limit()
+    _process.raise_file_size_limit()  # whatever the job has set for itself
     told = sorted(received.close().intersection(_BY_HAND))
     before = {signum: signal.signal(signum, lambda signum, _: told.append(signum)) for signum in _BY_HAND}
     try:

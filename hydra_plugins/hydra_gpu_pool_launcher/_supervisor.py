@@ -41,6 +41,10 @@ _STOPPED_BY = {
 }
 
 
+_SUPERVISORS = 3
+"""That a launch may have, one after the other, as long as none has begun: somebody kills them."""
+
+
 class Supervisor:
     """Main's handle. It forks the supervisor, and ends it when it is closed, collected, or main exits.
 
@@ -89,6 +93,20 @@ class Supervisor:
         a job's end, the job has its "stop" event instead, if there is one, or no entry. In main's main thread, SIGINT,
         SIGTERM and SIGHUP are handled where nobody else does, see ``_Signals``; after one of them this does not return.
         """
+        for _ in range(_SUPERVISORS):
+            ends = self._run(request, display)
+            if ends is not None:
+                return ends
+            try:
+                self.start()
+            except SupervisorGoneError:
+                break
+        display.begin(self.app.layout)
+        display.summary()
+        return {job.num: _never_begun(request.files) for job in request.jobs}
+
+    def _run(self, request: Request, display: Display) -> dict[int, dict[str, Any]] | None:
+        """``run``, by the supervisor that there is; None where it was killed before it had begun."""
         assert self._link is not None, "start() comes first"
         link = self._link
         ends: dict[int, dict[str, Any]] = {}
@@ -98,15 +116,15 @@ class Supervisor:
                 link.drain()
                 link.send({"request": request_to_json(request)})
                 with _opened(link, request.files) as journal:
-                    display.begin(self.app.layout)
+                    begun = journal.path != os.devnull
+                    if begun:
+                        display.begin(self.app.layout)
                     for event in _follow(link, journal):
                         if event["event"] in {"stop", "end"}:
                             ends[event["job"]] = event
                         elif event["event"] == "retry":
                             ends.pop(event["job"], None)  # what stopped that try says nothing of the next
                         display.show(event)
-                if journal.path == os.devnull:
-                    ends = {job.num: _never_begun(request.files) for job in request.jobs}
             except BaseException:
                 self.close()  # whoever raised it (an app's signal handler, say) does not wait for the jobs
                 raise
@@ -114,8 +132,9 @@ class Supervisor:
                 self.busy = False
             if signals.received or link.gone():
                 self.close()
-            display.summary()
-        return ends
+            if begun:
+                display.summary()
+        return ends if begun else None
 
     @property
     def gone(self) -> bool:
