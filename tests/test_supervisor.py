@@ -472,11 +472,13 @@ def test_an_app_that_does_not_care_for_its_children_runs_its_sweep(start_app: St
 def test_a_sweep_whose_directory_is_removed_ends_all_the_same(start_app: StartApp) -> None:
     app = start_app(
         "outcomes = GpuPool(cpu_slots=1, dir='sweep').map(job, [{'x': x} for x in range(3)])\n"
+        "print(outcomes[0].error)\n"
         "print([type(o.error).__name__ for o in outcomes])",
         before="import shutil\ndef job(x): return shutil.rmtree('sweep') if x == 1 else x",
     )
     out, err = app.process.communicate(timeout=LIMIT_S)
     assert out.endswith("['JobLostError', 'NoneType', 'NoneType']\n"), (out, err)
+    assert out.startswith("job 0 (x=0) was lost: it had ended, and ")
     assert (
         err.count("sweep/.gpu_pool was removed: it is made anew, and the sweep goes on without what was in it\n") == 1
     )
