@@ -105,6 +105,30 @@ def test_waiting_for_the_disk_is_not_the_jobs_own_time(start_app: StartApp) -> N
     assert app.process.communicate(timeout=LIMIT_S)[0] == "[(0, 300000), (1, 300000), (2, 300000)]\n"
 
 
+def test_a_job_that_has_saved_its_result_at_last_is_called_what_it_was_before(start_app: StartApp) -> None:
+    """Its name tells the supervisor that it waits; its exit is in its time again."""
+    app = start_app(
+        "PAUSES, SIZE = {0}, 300_000\n"
+        "import atexit\n"
+        "name = lambda: open('/proc/self/comm').read().strip()\n"
+        "def named(x):\n"
+        "    atexit.register(lambda: report(name()))\n"
+        "    return job(x)\n"
+        "report(name())\n"
+        "GpuPool(dir='sweep', gpus=[], cpu_slots=1).map(named, [{'x': 0}])",
+        before=WAITING,
+        prefix=small_disk(4000),
+    )
+    before = app.report().split(maxsplit=1)[1]
+    (pid,) = [int(app.report())]
+    fill(app, leave=100_000)
+    os.kill(pid, signal.SIGUSR2)
+    wait_for_line(app, "a job cannot save its result in ")
+    assert Path(f"/proc/{pid}/comm").read_text() == "gpu_pool saves\n"
+    seen_from_outside(app, "filler").unlink()
+    assert app.report().split(maxsplit=1)[1] == before
+
+
 def test_a_disk_that_is_full_from_the_start_is_told(start_app: StartApp) -> None:
     """The line comes along with the first answer, and must not be lost behind it."""
     fill_first = "head -c 3300000 /dev/zero > sweep/filler"

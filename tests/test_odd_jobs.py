@@ -247,16 +247,17 @@ def test_a_directory_that_cannot_be_made_anew_ends_no_job(start_app: StartApp) -
         before="""
 import shutil
 def job(x):
+    report(x)
+    if x < 2: signal.sigwait([signal.SIGUSR2])
     if x == 0:
         shutil.rmtree("sweep/.gpu_pool")
         open("sweep/.gpu_pool", "w").close()
-    report(x)
-    if x == 1: signal.sigwait([signal.SIGUSR2])
     return x
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
 """,
     )
     pids = {x: int(pid) for pid, x in (app.report().split() for _ in range(2))}
+    os.kill(pids["0"], signal.SIGUSR2)
     assert app.process.stderr is not None
     line = next(line for line in app.process.stderr if "cannot be written" in line)
     assert "no job is started until that is mended" in line

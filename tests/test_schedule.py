@@ -452,6 +452,17 @@ def test_a_stop_while_a_job_is_stopped_for_its_time_leaves_it_its_reason_and_its
     assert ended(pool.handle(gone(0), 66))[0].error_type == "JobTimeoutError"
 
 
+def test_a_job_that_waits_to_save_its_result_has_as_much_time_again_as_often_as_it_still_waits() -> None:
+    pool = timed()
+    pool.handle(submitted(0), 0)
+    for now in (60, 120):
+        assert [type(command) for command in pool.tick(now)] == [Interrupt]
+        assert pool.handle(Saving(0), now) == []
+        assert pool.deadline == now + 60
+    pool.tick(180)
+    assert ended(pool.handle(gone(0, None, signalled(signal.SIGTERM)), 181))[0].error_type == "JobTimeoutError"
+
+
 # --- retries ---
 
 CRASHED = gone(0, None, signalled(signal.SIGSEGV))

@@ -166,6 +166,7 @@ def _undisturbed(received: _process.Received) -> Iterator[list[int]]:
     Frees the descriptors of ``received``: the user's may be used up, and the files of the result need one.
     """
     _process.raise_file_size_limit()  # whatever the job has set for itself
+    name = _process.name_of(os.getpid())
     told = sorted(received.close().intersection(_BY_HAND))
     before = {signum: signal.signal(signum, lambda signum, _: told.append(signum)) for signum in _BY_HAND}
     try:
@@ -173,6 +174,8 @@ def _undisturbed(received: _process.Received) -> Iterator[list[int]]:
     finally:
         with contextlib.suppress(OSError):
             _process.fill_standard()
+        if _process.name_of(os.getpid()) == SAVING:
+            _process.set_name(name or "python")
         for signum, action in before.items():
             signal.signal(signum, signal.SIG_DFL if action is None else action)
 

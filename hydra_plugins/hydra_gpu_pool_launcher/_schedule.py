@@ -144,7 +144,7 @@ class Schedule:
                 self._expect(num, event, Phase.STOPPING, Phase.KILLED).stopped = None
                 return []
             case Saving(num):
-                return self._saving(self._expect(num, event, Phase.STOPPING))
+                return self._saving(self._expect(num, event, Phase.STOPPING), now)
             case Ending(num):
                 attempt = self._expect(num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED)
                 attempt.phase, attempt.deadline = Phase.ENDING, now + LOST_AFTER_S
@@ -288,11 +288,12 @@ class Schedule:
         attempt.stopped = stopped
         return Interrupt(attempt.entry.job.num, stopped.why, signum, stopped.cause)
 
-    def _saving(self, attempt: _Try) -> list[Command]:
-        """No time limit is for a job that has finished; whatever else stops it is told what is lost by it."""
+    def _saving(self, attempt: _Try, now: float) -> list[Command]:
+        """It has as much time again, to save and to exit; whatever else stops it is told what is lost by it."""
         stopped = attempt.stopped
         if stopped is not None and stopped.cause is Cause.TIMEOUT:
-            attempt.phase, attempt.deadline, attempt.stopped = Phase.RUNNING, None, None
+            attempt.phase, attempt.stopped = Phase.RUNNING, None
+            attempt.deadline = now + (self.policy.timeout_s or 0)
         elif stopped is not None:
             why = f"{stopped.why}; it had finished, but its result could not be saved"
             attempt.stopped = Stopped(stopped.cause, why)
