@@ -235,7 +235,7 @@ def test_a_late_result_that_cannot_be_set_aside_ends_nobody_else(tmp_path: Path)
             (tmp_path / ".gpu_pool/jobs/0/late.pickle/in the way").mkdir(parents=True)
         return x
 
-    results = outcomes(tmp_path, job, *({"x": x} for x in range(3)), cpu_slots=1, timeout_min=1 / 60)
+    results = outcomes(tmp_path, job, *({"x": x} for x in range(3)), cpu_slots=1, timeout_min=0.04)
     assert type(results[0].error) is JobTimeoutError
     assert [o.value for o in results][1:] == [1, 2]
 
