@@ -32,9 +32,13 @@ if "KEEP_HUP" not in os.environ:
 def report(text=""):
     os.write(LIFELINE, f"{{os.getpid()}} {{text}}\\n".encode())
 
+def rest():  # not in signal.pause(): what comes right before it would not be heard
+    while True:
+        time.sleep(0.02)
+
 def sleeping(x):
     report()
-    signal.pause()
+    rest()
 
 def hear_nothing(then):
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -50,7 +54,7 @@ def with_child(x):
     child = subprocess.Popen(["sh", "-c", "trap '' TERM; echo; sleep 1000"], stdout=subprocess.PIPE)
     child.stdout.readline()
     report(child.pid)
-    signal.pause()
+    rest()
 
 def with_daemon(x):
     read, write = os.pipe()
@@ -60,13 +64,13 @@ def with_daemon(x):
             hear_nothing(lambda: os.write(write, str(os.getpid()).encode()))
         os._exit(0)
     report(os.read(read, 20).decode())
-    signal.pause()
+    rest()
 
 def held(x):  # answers Ctrl-C, and goes on
     try:
         {{"sleeping": sleeping, "deaf": deaf, "with_child": with_child, "with_daemon": with_daemon}}[KIND](x)
     except KeyboardInterrupt:
-        signal.pause()
+        rest()
 
 {source}
 """
