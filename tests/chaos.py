@@ -59,8 +59,9 @@ returns = []
 for batch in range(batches):
     numbers = range(jobs * batch // batches, jobs * (batch + 1) // batches)
     returns += self.launcher.launch([[f"+n={n}"] for n in numbers], initial_job_idx=numbers.start)
-with open("returns.json", "w") as file:
+with open("returns.json.new", "w") as file:
     json.dump([told(ret) for ret in returns], file)
+os.replace("returns.json.new", "returns.json")  # main may be killed here, too
 """
 
 
@@ -404,6 +405,8 @@ def main() -> int:
             )
             if not one.violations:
                 shutil.rmtree(one.directory)
+    except KeyboardInterrupt:
+        pass  # the figures so far
     finally:
         kill_all()
     print(
