@@ -116,9 +116,9 @@ def test_deep_lists_are_values_whatever_the_recursion_limit_is_elsewhere(tmp_pat
 
     results = outcomes(tmp_path, lambda x: job() if x else 3, {"x": 1}, {"x": 0})
     assert results[1].value == 3
-    if results[0].status is not Status.COMPLETED:  # main has a limit as well, in loading it
+    if results[0].status is not Status.COMPLETED:  # pickle has a limit of its own, which differs by Python's version
         assert levels > 500
-        assert "the main process cannot load (RecursionError" in str(results[0].error)
+        assert "RecursionError: maximum recursion depth exceeded" in str(results[0].error)
 
 
 def test_long_integers_are_values_however_many_digits_an_interpreter_prints(tmp_path: Path) -> None:
