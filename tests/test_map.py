@@ -315,11 +315,15 @@ def test_bad_arguments_are_refused_by_name(tmp_path: Path, bad: dict[str, Any]) 
         GpuPool(dir=tmp_path, **bad)
 
 
-def test_a_second_map_in_one_directory_keeps_the_files_of_the_first(tmp_path: Path) -> None:
+def test_a_second_map_in_one_directory_keeps_the_files_of_the_first(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     pool = GpuPool(dir=tmp_path, cpu_slots=1)
     assert [o.value for o in pool.map(print, [{"end": "first\n"}])] == [None]
     assert Path(pool.map(print, [{"end": "second\n"}])[0].log).read_text() == "second\n"
     assert (tmp_path / ".gpu_pool.1/jobs/0/output.log").read_text() == "first\n"
+    assert caplog.messages.count(f"the files of the map before are now in {tmp_path}/.gpu_pool.1") == 1
 
 
 def test_the_log_outlives_a_pool_without_a_name() -> None:

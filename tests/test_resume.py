@@ -1082,7 +1082,7 @@ def test_a_forgotten_resume_is_told_with_what_to_do_and_that_brings_all_of_it_ba
     )
     assert anew.said("this is a new sweep; ") == [
         "of the earlier one in this directory, 3 of 3 jobs had completed, and its files are now in sweep/.gpu_pool.1 "
-        f"(with Hydra, resume=true keeps what had completed: {do})"
+        f"(resume=true keeps what had completed: {do})"
     ]
     resumed = sweeps([1, 2, 3])
     assert resumed.executed == ["1:2", "2:3"]

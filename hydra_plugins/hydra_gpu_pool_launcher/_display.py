@@ -45,7 +45,7 @@ class Display(Protocol):
 
 def display(settings: Settings, jobs: Sequence[Job], files: SweepFiles) -> Display:
     """The display that the key ``progress`` asks for."""
-    return Silence() if settings.progress == "none" else Guarded(Lines(jobs, files, settings.kill_grace_s))
+    return Silence() if settings.progress == "none" else Guarded(Lines(jobs, files, settings))
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Lines:
 
     jobs: Sequence[Job]
     files: SweepFiles
-    kill_grace_s: float
+    settings: Settings
     _by_number: dict[int, Job] = field(init=False)
     _slots: dict[int, str] = field(default_factory=dict)
     _ends: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -133,11 +133,12 @@ class Lines:
         """One line for a job that is stopped alone, and one for all that are stopped together."""
         if event["cause"] == Cause.TIMEOUT.value:
             job = self._by_number[event["job"]]
-            say(f"{job} {event['why']}: stopping it, killed in {self.kill_grace_s:g} s", logging.WARNING)
+            say(f"{job} {event['why']}: stopping it, killed in {self.settings.kill_grace_s:g} s", logging.WARNING)
         elif not self._stopping:
             self._stopping = True
-            left = len(self._slots.keys() - self._ends.keys())
-            say(f"{event['why']}: stopping {_count(left, 'job')}, killed in {self.kill_grace_s:g} s", logging.WARNING)
+            left = _count(len(self._slots.keys() - self._ends.keys()), "job")
+            grace = f"{self.settings.kill_grace_s:g} s"
+            say(f"{event['why']}: stopping {left}, killed in {grace}", logging.WARNING)
             if "the main process" in event["why"]:  # which counts the signals that it gets
                 say("a second Ctrl-C, or any further such signal, kills now", logging.WARNING)
 
@@ -165,10 +166,13 @@ class Lines:
     def _moved_aside(self, event: dict[str, Any]) -> None:
         count, name = event["completed"], event["to"]
         where = _from_here(os.path.join(self.files.sweep_dir, name))
+        if not self.settings.prefix:  # one map after the other, as usual; and there is no resume
+            say(f"the files of the map before are now in {where}")
+            return
         had = f"{count} of {_count(event['jobs'], 'job')} had completed"
         text = f"this is a new sweep; of the earlier one in this directory, {had}, and its files are now in {where}"
         if count:
-            text += f" (with Hydra, resume=true keeps what had completed: {self._put_back(name)})"
+            text += f" (resume=true keeps what had completed: {self._put_back(name)})"
         say(text, logging.WARNING if count else logging.INFO)
 
     def _put_back(self, name: str) -> str:
