@@ -129,7 +129,7 @@ def _found(obj: Any, main_has_names: bool) -> tuple[str, str, int] | None:
         try:
             if _attribute(module, obj.__qualname__) is obj:
                 return module, obj.__qualname__, 0
-        except AttributeError:
+        except AttributeError:  # made in a function, or under another name: then it may still be found below
             pass
         for name, value in list(vars(sys.modules[module]).items()):
             steps = 0
