@@ -542,3 +542,55 @@ def test_cores_without_cgroup_v2_are_those_of_the_affinity(
         (tmp_path / "own").write_text(own)
     monkeypatch.setattr(_machine, "OWN_CGROUP", str(tmp_path / "own"))
     assert _machine.cores() == 3
+
+
+# --- ranks ---
+
+
+def ranks(plan: Layout, **raw: Any) -> int | None:
+    wanted = _devices.group(checked(raw, prefix=""), plan)
+    return None if wanted is None else wanted.ranks
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({"gpus": [0, 1]}, None),
+        ({"gpus": [0, 1], "mode": "ddp"}, 1),
+        ({"gpus": [0, 1], "mode": "ddp", "gpus_per_job": 2}, 2),
+        ({"gpus": [0, 1], "mode": "ddp", "ddp": {"nproc_per_node": 4}}, 4),
+        ({"gpus": [], "mode": "ddp"}, 1),
+        ({"gpus": [], "mode": "ddp", "ddp": {"nproc_per_node": 3}}, 3),
+    ],
+)
+def test_a_job_has_a_rank_for_each_of_its_gpus_or_as_many_as_are_asked_for(
+    raw: dict[str, Any], expected: int | None
+) -> None:
+    assert ranks(chosen(**raw)[0], **raw) == expected
+
+
+@pytest.mark.parametrize(("per_job", "slots"), [(1, 6), (2, 3), (4, 1), (7, 1)])
+def test_the_cores_are_divided_by_the_ranks_of_a_job(per_job: int, slots: int) -> None:
+    assert chosen(gpus=[], mode="ddp", ddp={"nproc_per_node": per_job})[0].jobs_at_once == slots
+
+
+def test_more_ranks_than_gpus_are_allowed_with_one_line() -> None:
+    _, lines = chosen(gpus=[0, 1], mode="ddp", ddp={"nproc_per_node": 2})
+    assert lines == ["ddp: each job is a group of 2 ranks on 1 GPU, where NCCL lets no two share one; gloo does"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "devices"), [({"gpus": [0, 1, 2], "gpus_per_job": 2, "per_gpu": 3}, 2), ({"gpus": [], "cpu_slots": 4}, 1)]
+)
+def test_over_several_machines_the_sweep_goes_job_by_job(raw: dict[str, Any], devices: int) -> None:
+    ddp = {"nnodes": 2, "rdzv_endpoint": "node0:29500"}
+    plan, lines = chosen(mode="ddp", ddp=ddp, **raw)
+    assert plan.jobs_at_once == 1
+    assert len(plan.devices) == devices
+    assert lines[-1].endswith(" on each of 2 machines, one job at a time")
+
+
+def test_ranks_on_cpu_slots_are_asked_for_by_their_number() -> None:
+    assert refusal(gpus=[], mode="ddp", gpus_per_job=2) == (
+        "gpus_per_job=2: there are only CPU slots; leave it at 1, and set ddp.nproc_per_node to the number of ranks."
+    )

@@ -25,7 +25,13 @@ from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles, claim, make
 from hydra_plugins.hydra_gpu_pool_launcher._journal import Journal, begin
 from hydra_plugins.hydra_gpu_pool_launcher._model import Cause, ConfigurationError, Job, Report, Status
 from hydra_plugins.hydra_gpu_pool_launcher._resume import Earlier, take_up
-from hydra_plugins.hydra_gpu_pool_launcher._returns import clear_result, digest, load_report, save_return, set_aside_log
+from hydra_plugins.hydra_gpu_pool_launcher._returns import (
+    clear_result,
+    digest,
+    load_report,
+    save_return,
+    set_aside_logs,
+)
 from hydra_plugins.hydra_gpu_pool_launcher._supervisor import settle
 
 # --- what is done: files laid out by hand ---
@@ -735,9 +741,9 @@ def test_what_completed_in_a_sweep_that_was_moved_aside_is_told_and_left_there(l
 
 def test_each_try_has_a_log_of_its_own_and_the_earlier_ones_keep_their_order(laid: Laid) -> None:
     make_private_dir(laid.files.job_dir(0))
-    set_aside_log(laid.files, 0)
+    set_aside_logs(laid.files, 0)
     for text in ("first", "second", "third"):
-        set_aside_log(laid.files, 0)
+        set_aside_logs(laid.files, 0)
         Path(laid.files.output(0)).write_text(text)
     logs = {path.name: path.read_text() for path in Path(laid.files.job_dir(0)).iterdir()}
     assert logs == {"output.1.log": "first", "output.2.log": "second", "output.log": "third"}
@@ -746,7 +752,7 @@ def test_each_try_has_a_log_of_its_own_and_the_earlier_ones_keep_their_order(lai
 def test_a_start_that_the_system_refused_leaves_no_empty_log_behind(laid: Laid) -> None:
     make_private_dir(laid.files.job_dir(0))
     Path(laid.files.output(0)).write_text("")
-    set_aside_log(laid.files, 0)
+    set_aside_logs(laid.files, 0)
     assert os.listdir(laid.files.job_dir(0)) == ["output.log"]
 
 

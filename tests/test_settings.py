@@ -208,9 +208,14 @@ def test_an_endpoint_is_host_and_port(value: Any) -> None:
     assert "expected host:port" in refusal(mode="ddp", ddp__rdzv_endpoint=value)
 
 
-@pytest.mark.parametrize("value", ["node0:29500", "10.0.0.1:65535", "[fe80::1]:1", "localhost:0"])
+@pytest.mark.parametrize("value", ["node0:29500", "10.0.0.1:64536", "[fe80::1]:1", "localhost:0"])
 def test_names_and_addresses_make_an_endpoint(value: str) -> None:
-    assert "mode='ddp': not supported yet" in refusal(mode="ddp", ddp__rdzv_endpoint=value)
+    assert checked(raw(mode="ddp", ddp__rdzv_endpoint=value)).ddp.rdzv_endpoint == value
+
+
+def test_an_endpoint_leaves_room_for_the_ports_of_a_thousand_jobs() -> None:
+    message = refusal(mode="ddp", ddp__rdzv_endpoint="node0:64537")
+    assert "expected a port of at most 64536, since job i meets on the port + i % 1000" in message
 
 
 @pytest.mark.parametrize(
@@ -228,7 +233,6 @@ def test_several_nodes_need_a_port_that_all_of_them_know() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "default"),
     [
-        ("mode", "ddp", "'single'"),
         ("min_free_gpu_mem_gb", 4, "null"),
         ("share", False, "true"),
         ("output", "tee", "'file'"),
@@ -297,7 +301,7 @@ def test_any_value_is_kept_or_refused_in_one_sentence_that_names_its_key(key: st
         kept = checked(raw(**values))
     except ConfigurationError as error:
         message = str(error)
-        assert message.startswith((f"hydra.launcher.{key}=", "hydra.launcher.mode='ddp': not supported yet"))
+        assert message.startswith((f"hydra.launcher.{key}=", "hydra.launcher.ddp.rdzv_endpoint='localhost:0': with "))
         assert message.endswith(".")
         assert "\n" not in message
         assert len(message) < 450

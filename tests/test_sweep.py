@@ -284,7 +284,7 @@ def test_a_visibility_variable_in_env_set_is_refused_and_others_arrive(run_app: 
     ("argument", "sentence"),
     [
         ("hydra.launcher.per_gpu=0", "hydra.launcher.per_gpu=0: expected a whole number from 1 to 1000."),
-        ("hydra.launcher.mode=ddp", "hydra.launcher.mode='ddp': not supported yet; leave it at 'single'."),
+        ("hydra.launcher.mode=dpp", "hydra.launcher.mode='dpp': expected one of single, ddp."),
         ("hydra.launcher.gpus_per_job=3", "gpus_per_job=3: there are only CPU slots; leave it at 1."),
         ("hydra.launcher.retry_on=[oops]", "hydra.launcher.retry_on=['oops']: expected a list of crash, oom,"),
         ("hydra.launcher.ddp.nnodes=2", "hydra.launcher.ddp.nnodes=2: only with hydra.launcher.mode: ddp."),

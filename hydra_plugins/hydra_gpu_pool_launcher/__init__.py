@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._model import JobLostError as JobLostError
     from ._model import JobTimeoutError as JobTimeoutError
     from ._model import Status as Status
+    from ._torchrun import is_main_rank as is_main_rank
 
 __version__ = "0.1.0.dev0"
 
@@ -31,12 +32,17 @@ __all__ = [
     "JobOutcome",
     "JobTimeoutError",
     "Status",
+    "is_main_rank",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import _map, _model
+    if name in {"GpuPool", "JobOutcome"}:
+        from . import _map
 
-    return getattr(_map if name in {"GpuPool", "JobOutcome"} else _model, name)
+        return getattr(_map, name)
+    from . import _model, _torchrun
+
+    return getattr(_torchrun if name == "is_main_rank" else _model, name)

@@ -10,7 +10,7 @@ import copyreg
 import io
 import pickle
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, NoReturn, Protocol
@@ -38,6 +38,19 @@ class CarriedBody(Body, Protocol):
     def from_parts(cls, parts: Mapping[str, Any]) -> CarriedBody:
         """The body, in the fresh interpreter; a part is loaded when it is asked for."""
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The user's, which ``run`` has called."""
+
+    def settle(self, *arguments: object) -> None:
+        """Let what the arguments of the function say be the same in each rank. Runs in the job's process."""
+
+    def renewed(self) -> Mapping[str, object]:
+        """Those of the parts that the job has changed before it calls the function. Runs in the job's process."""
+
+    def begin_rank(self, rank: int) -> None:
+        """What the job's own process has done for its function, in the fresh interpreter of a rank."""
+
 
 @dataclass(frozen=True)
 class Carried:
@@ -60,6 +73,19 @@ def carried(app: Any, body: CarriedBody) -> Carried:
     preparation = _reimport.preparation()
     parts = {name: _named(name, part) for name, part in body.parts().items()}
     return Carried(preparation, pickle.dumps(replace(app, body=None)), type(body), parts)
+
+
+ARGUMENTS = "What the task function is called with"
+"""The name of a part: positional and keyword arguments, in a fresh interpreter that is a rank."""
+
+
+def carried_on(carried: Carried, body: CarriedBody, arguments: object) -> Carried:
+    """For the ranks of a job that is a fresh interpreter itself: with the job's state, and ``ARGUMENTS``.
+
+    Runs in the job's process. Raises ConfigurationError, which names what cannot go along.
+    """
+    parts = {name: _named(name, part) for name, part in {**body.renewed(), ARGUMENTS: arguments}.items()}
+    return replace(carried, parts={**carried.parts, **parts})
 
 
 def _named(name: str, part: object) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ._machine import Gpu, cores, discover
-from ._model import ConfigurationError, Device, Layout, Settings, Slot
+from ._model import ConfigurationError, Device, Group, Layout, Settings, Slot
 from ._settings import shown
 
 _OTHER_FILTERS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -84,24 +84,53 @@ def choose(
 
     if not entries:
         if settings.gpus_per_job > 1:
+            remedy = "leave it at 1"
+            if settings.mode == "ddp":
+                remedy += f", and set {settings.prefix}ddp.nproc_per_node to the number of ranks"
             raise ConfigurationError(
-                f"{settings.prefix}gpus_per_job={settings.gpus_per_job}: there are only CPU slots; leave it at 1."
+                f"{settings.prefix}gpus_per_job={settings.gpus_per_job}: there are only CPU slots; {remedy}."
             )
-        slots = settings.cpu_slots or cores
+        slots = settings.cpu_slots or max(1, cores // (settings.ddp.nproc_per_node or 1))
+        if settings.ddp.nnodes > 1:
+            slots = 1
         if settings.gpus == "auto":
             why = "no GPU was found" if listed is None else f"CUDA_VISIBLE_DEVICES={shown(value)} shows none"
             lines.append(f"CPU only, {slots} at once: {why}")
-        return Layout((Device(""),), slots), lines
+        plan = Layout((Device(""),), slots)
+        return plan, lines + _lines_of_ranks(settings, plan)
 
     _refuse(settings, environ, entries, found)
     plan = Layout(tuple(map(Device, entries)), settings.per_gpu, settings.gpus_per_job)
+    if settings.ddp.nnodes > 1:  # job by job: each machine would choose its own order among several
+        plan = Layout(plan.devices[: settings.gpus_per_job], 1, settings.gpus_per_job)
     if settings.one_gpu:
         lines.append(f"GPU {entries[0]} only (gpus={_listing(settings)} is an id, not a count)")
     if idle := len(plan.slots) % plan.devices_per_job:
         lines.append(
             f"{idle} of {len(plan.slots)} slots can never be used: a job takes {plan.devices_per_job} (gpus_per_job)"
         )
-    return plan, lines
+    return plan, lines + _lines_of_ranks(settings, plan)
+
+
+def group(settings: Settings, layout: Layout) -> Group | None:
+    """The ranks that each job is made of; None: it is a process like any other."""
+    if settings.mode == "single":
+        return None
+    ranks = settings.ddp.nproc_per_node or (1 if layout.on_cpu else layout.devices_per_job)
+    return Group(ranks, settings.ddp, settings.kill_grace_s)
+
+
+def _lines_of_ranks(settings: Settings, layout: Layout) -> list[str]:
+    wanted = group(settings, layout)
+    if wanted is None:
+        return []
+    ranks, gpus = wanted.ranks, layout.devices_per_job
+    lines = [f"ddp: each job is a group of {ranks} rank{'' if ranks == 1 else 's'}"]
+    if ranks > gpus and not layout.on_cpu:
+        lines[0] += f" on {gpus} GPU{'' if gpus == 1 else 's'}, where NCCL lets no two share one; gloo does"
+    if wanted.ddp.nnodes > 1:
+        lines[0] += f" on each of {wanted.ddp.nnodes} machines, one job at a time"
+    return lines
 
 
 def _refuse(

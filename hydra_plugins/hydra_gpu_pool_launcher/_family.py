@@ -83,14 +83,15 @@ class Family:
     _ended: dict[int, _Ended] = field(default_factory=dict)
     _watched: dict[int, int] = field(default_factory=dict)  # some of the remnants: pidfd by pid
     _abandoned: set[int] = field(default_factory=set)
+    _spared: set[int] = field(default_factory=set)
 
     def descriptors(self) -> list[int]:
         """The descriptors that are ours and that a child must close."""
         return [*(leader.pidfd for leader in self._leaders.values()), *self._watched.values()]
 
     def spare(self, pids: Iterable[int]) -> None:
-        """These children are not of any leader's tree: they are reaped when they end, and not ended."""
-        self._abandoned.update(pids)
+        """These children are not of any leader's tree: they are neither ended nor reaped here."""
+        self._spared.update(pids)
 
     def start(
         self,
@@ -167,7 +168,7 @@ class Family:
 
     def _adopt(self, heirs: set[int]) -> None:
         """Kill whoever has become our child, as a remnant of the heirs."""
-        known = {leader.pid for leader in self._leaders.values()} | self._remnants() | self._abandoned
+        known = {leader.pid for leader in self._leaders.values()} | self._remnants() | self._abandoned | self._spared
         known |= {ended.pid for ended in self._ended.values() if ended.exit is None}
         for pid in children() - known:
             _kill(pid)

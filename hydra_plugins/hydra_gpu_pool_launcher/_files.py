@@ -55,6 +55,10 @@ class SweepFiles:
         """The job's stdout and stderr."""
         return os.path.join(self.job_dir(num), "output.log")
 
+    def rank_log(self, num: int | str, rank: int) -> str:
+        """The stdout and stderr of one rank of the job."""
+        return os.path.join(self.job_dir(num), f"rank_{rank}.log")
+
     def returned(self, num: int | str) -> str:
         """The job's return, pickled."""
         return os.path.join(self.job_dir(num), "return.pickle")

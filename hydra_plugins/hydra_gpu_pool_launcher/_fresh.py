@@ -1,9 +1,10 @@
-"""The main function of a fresh interpreter: it imports the app again, and is the supervisor, or one job.
+"""The main function of a fresh interpreter: it imports the app again, and is the supervisor, or one job, or one rank.
 
     main              as ever
       └ guard         as ever
           └ supervisor    forkserver: this interpreter, once; jobs are forked from it as ever
               └ job       spawn: this interpreter, for each job
+                  └ rank      and each of its ranks
 
 ``_carry.become_fresh`` starts it. The app's import is the only code of the app that ever runs in a supervisor.
 """
@@ -19,10 +20,11 @@ import signal
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from . import _interpreter, _job, _process, _reimport
-from ._carry import Carried, CarriedBody, Parts
+from . import _interpreter, _job, _process, _rank, _reimport
+from ._carry import ARGUMENTS, Carried, CarriedBody, Parts
 from ._guard import FreshSupervisor, be_supervisor
 from ._model import ConfigurationError, Slot
+from ._rank import Function, Rank
 from ._world import App
 
 
@@ -38,12 +40,21 @@ def _main(file: BinaryIO, fd: int) -> int:
         role: Any = pickle.load(file)
     if isinstance(role, FreshSupervisor):
         return _serve(carried, role)
-    return _job.main_of_fresh(role, carried.body_class, functools.partial(_body, carried))
+    if isinstance(role, Rank):
+        return _rank.main_of_fresh(role, functools.partial(_function, carried, role.rank))
+    return _job.main_of_fresh(role, carried, functools.partial(_body, carried))
 
 
 def _body(carried: Carried) -> CarriedBody:
     with _reimport.watched(carried.preparation, lambda: None, frozenset()):
         return carried.body_class.from_parts(Parts(carried.parts))
+
+
+def _function(carried: Carried, rank: int) -> Function:
+    body = _body(carried)
+    body.begin_rank(rank)
+    args, kwargs = Parts(carried.parts)[ARGUMENTS]
+    return functools.partial(body.function, *args, **kwargs)
 
 
 _LONGEST_OUTPUT = 1 << 24

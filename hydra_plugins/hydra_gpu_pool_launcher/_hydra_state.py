@@ -6,6 +6,7 @@ sweep. Here each thing goes by itself, and what cannot go is missed only where t
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.version import VersionBase
+from omegaconf import DictConfig, ListConfig
 from omegaconf.basecontainer import BaseContainer
 
 from . import _carry
@@ -63,9 +65,14 @@ class HydraState:
         return cls(
             singletons=tuple(kind.instance() for kind in (HydraConfig, JobRuntime, VersionBase, GlobalHydra)),
             store={path: _pickled(node) for path, node in _entries(ConfigStore.instance().repo)},
-            resolvers={name: _pickled(resolver) for name, resolver in BaseContainer._resolvers.items()},
-            whitelist=None if _policy is None else _policy._get_active_execution_whitelist(),
+            resolvers=_resolvers(),
+            whitelist=_whitelist(),
         )
+
+    @classmethod
+    def of_job(cls) -> HydraState:
+        """What a job has of its own, for its ranks. Runs in the job's process."""
+        return cls((HydraConfig.instance(), JobRuntime.instance()), {}, _resolvers(), _whitelist())
 
     def put(self) -> None:
         """In a fresh interpreter, after the app's import. Raises ConfigurationError, which names what is missing."""
@@ -87,6 +94,27 @@ class HydraState:
             group = group.setdefault(name, {})
         if entry.content is not None or path[-1] not in group:
             group[path[-1]] = _loaded(f"The ConfigStore's entry {'/'.join(path)}", entry)
+
+
+def _resolvers() -> dict[str, Pickled]:
+    return {name: _pickled(resolver) for name, resolver in BaseContainer._resolvers.items()}
+
+
+def _whitelist() -> object:
+    return None if _policy is None else _policy._get_active_execution_whitelist()
+
+
+def settle(config: object) -> None:
+    """Resolve what asks a resolver, here and not in each rank: one that keeps its answer, as ``now`` does, has it then.
+
+    What cannot be resolved is left for whoever asks for it.
+    """
+    if not isinstance(config, (DictConfig, ListConfig)):
+        return
+    keys: Any = config if isinstance(config, DictConfig) else range(len(config))
+    for key in keys:
+        with contextlib.suppress(Exception):
+            settle(config[key])
 
 
 def _entries(repo: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:

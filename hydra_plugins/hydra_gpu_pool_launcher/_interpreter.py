@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _family, _process
+from ._torchrun import without_ranks
 
 _CUDA_ERROR_NOT_INITIALIZED = 3
 _OMP_PAUSE_HARD = 2
@@ -48,12 +49,12 @@ def wandb_run() -> bool:
 
 
 def environ_for_jobs() -> dict[str, str]:
-    """This process's environment as jobs may have it: without what wandb has set for the run of this process alone.
+    """This process's environment as jobs may have it: without what would make ranks of them.
 
-    Of those variables, jobs get what was there when this program was started: a run that the user names for all of them
-    is the user's business.
+    And without what wandb has set for the run of this process alone. Of those variables, jobs get what was there when
+    this program was started: a run that the user names for all of them is the user's business.
     """
-    environ = dict(os.environ)
+    environ = without_ranks(os.environ)
     try:
         with open("/proc/self/environ", "rb") as file:
             at_start = dict(entry.partition(b"=")[::2] for entry in file.read().split(b"\0"))
@@ -166,9 +167,10 @@ def random_state() -> Any:
 def settle_random(before_fork: Any) -> None:
     """Generators that nobody seeded get a seed of their own in each job; what the app seeded goes on from there.
 
-    Runs in the job. ``before_fork`` is ``random_state()`` of main. numpy tells of a seed by having no seed sequence
-    left, torch by one that fits 32 bits, which the ones it draws itself do not. Python's ``random`` tells nothing: it
-    is given back its state where one of the others was seeded, since apps seed all of them or none.
+    Runs in the job, and in each rank. ``before_fork`` is ``random_state()`` of the process that it was forked from.
+    numpy tells of a seed by having no seed sequence left, torch by one that fits 32 bits, which the ones it draws
+    itself do not. Python's ``random`` tells nothing: it is given back its state where one of the others was seeded,
+    since apps seed all of them or none.
     """
     seeded = False
     numpy = sys.modules.get("numpy.random.mtrand")
@@ -176,7 +178,8 @@ def settle_random(before_fork: Any) -> None:
         if getattr(numpy._rand._bit_generator, "_seed_seq", None) is None:
             seeded = True
         else:
-            numpy._rand.seed()
+            # Not by seed(), after which a fork of this process could not tell any more that nobody has seeded it.
+            numpy._rand.set_state(type(numpy._rand._bit_generator)().state)
     torch = loaded_torch()
     if torch is not None and hasattr(torch, "initial_seed"):
         if torch.initial_seed() < 2**32:
@@ -241,6 +244,16 @@ def forget_exit_hooks() -> OfTheApp:
         atexit.register(util._exit_function)  # importing it registered this, for the children of whoever imports it
     _forget_forkserver()
     return OfTheApp(list(logging._handlerList), resource_tracker())  # type: ignore[attr-defined]
+
+
+def leave_log_files(of_the_app: OfTheApp) -> None:
+    """Log no more to the files that were opened after the app; the handlers, which somebody may hold, stay open."""
+    old = {id(ref()) for ref in of_the_app.handlers}
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    for logger in (logger for logger in loggers if isinstance(logger, logging.Logger)):
+        for handler in list(logger.handlers):
+            if isinstance(handler, logging.FileHandler) and id(handler) not in old:
+                logger.removeHandler(handler)
 
 
 def _forget_forkserver() -> None:

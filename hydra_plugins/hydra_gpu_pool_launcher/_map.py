@@ -9,18 +9,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import _devices, _reimport
-from ._display import display, say
+from . import _reimport, _torchrun
+from ._display import display
 from ._files import SweepFiles
 from ._interpreter import environ_for_jobs
-from ._job import call
-from ._model import ConfigurationError, Job, JobCancelledError, Layout, Status
+from ._model import ConfigurationError, Job, JobCancelledError, Status
 from ._pool import Request
 from ._process import require_pidfd
-from ._result import Result
+from ._result import Call, PlainBody, Result
 from ._settings import checked, shown
 from ._supervisor import settle, with_remote_traceback
-from ._sweep import start_supervisor, working_directory
+from ._sweep import choose_slots, start_supervisor, working_directory
 
 _temporary: list[tempfile.TemporaryDirectory[str]] = []  # kept for the outcomes' logs, which outlive their pool
 
@@ -58,16 +57,10 @@ class GpuPool:
                 "leave it at false."
             )
         # At the top of a module that is imported again, a pool is only there: nobody maps with it.
-        self._layout = None if _reimport.under_way() else self._chosen()
+        self._layout = None if _reimport.under_way() else choose_slots(self._settings)
         self._dir = None if dir is None else os.path.abspath(dir)
         if not _reimport.under_way():
             self._dir = self._directory()
-
-    def _chosen(self) -> Layout:
-        layout, lines = _devices.layout(self._settings, os.environ)
-        for line in lines:
-            say(line)
-        return layout
 
     def _directory(self) -> str:
         if self._dir is None:
@@ -82,6 +75,7 @@ class GpuPool:
         call: a failed one is an outcome with its error. Raises ConfigurationError where no job can be started.
         """
         _reimport.refuse_sweep()
+        _torchrun.refuse_rank()
         calls = _checked_calls(function, kwargs_list)
         jobs = tuple(
             Job(num, tuple(f"{name}={reprlib.repr(value)}" for name, value in kwargs.items()))
@@ -91,7 +85,9 @@ class GpuPool:
             return []
         files = SweepFiles(self._directory())
         named = {f"kwargs_list[{i}]": kwargs for i, kwargs in enumerate(calls)}
-        supervisor = start_supervisor(_CallBody(function, named), self._layout or self._chosen(), self._settings)
+        supervisor = start_supervisor(
+            _CallBody(function, named), self._layout or choose_slots(self._settings), self._settings
+        )
         try:
             request = Request(jobs, files, environ_for_jobs(), working_directory(), fresh=True)
             ends = supervisor.run(request, display(self._settings, jobs, files))
@@ -116,31 +112,32 @@ def _checked_calls(function: object, kwargs_list: object) -> list[dict[str, Any]
 _FUNCTION = "The function"
 
 
-class _CallBody:
+class _CallBody(PlainBody):
     """What a job's process runs: the call of its number. ``calls``: "kwargs_list[0]" and so on."""
 
     def __init__(self, function: Callable[..., Any], calls: Mapping[str, Mapping[str, Any]]) -> None:
-        self._function = function
+        self.function = function
         self._calls = calls
 
-    def run(self, job: Job) -> Result:
-        value = call(job, self._function, **self._calls[f"kwargs_list[{job.num}]"])
+    def run(self, job: Job, call: Call) -> Result:
+        value = call(self.function, **self._calls[f"kwargs_list[{job.num}]"])
         return Result(payload=value, value=value)
 
     def parts(self) -> dict[str, object]:
-        return {_FUNCTION: self._function, **self._calls}
+        return {_FUNCTION: self.function, **self._calls}
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, Any]) -> _CallBody:
         return cls(parts[_FUNCTION], parts)
 
-    @staticmethod
-    def failure(job: Job, error: Exception, instead_of: Result | None = None) -> Result:  # noqa: ARG004
-        return Result(payload=error, error=error)
+    def settle(self, *arguments: object) -> None:
+        pass
 
-    @staticmethod
-    def without_config(result: Result) -> Result:
-        return result
+    def renewed(self) -> dict[str, object]:
+        return {}
+
+    def begin_rank(self, rank: int) -> None:
+        pass
 
 
 def _outcome(job: Job, files: SweepFiles, end: Mapping[str, Any] | None) -> JobOutcome:

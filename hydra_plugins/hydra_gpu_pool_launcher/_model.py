@@ -67,7 +67,8 @@ class RemoteTraceback(Exception):
     """The traceback of an exception from a job's process, as text: the ``__cause__`` of that exception in main."""
 
     def __str__(self) -> str:
-        return f"in the job's process:\n\n{self.args[0]}"
+        where = self.args[1] if len(self.args) > 1 else "the job's process"
+        return f"in {where}:\n\n{self.args[0]}"
 
 
 class Status(str, enum.Enum):
@@ -171,6 +172,15 @@ class DdpSettings:
 
 
 @dataclass(frozen=True)
+class Group:
+    """The ranks that a job is made of. ``ranks``: on each machine."""
+
+    ranks: int
+    ddp: DdpSettings
+    kill_grace_s: float
+
+
+@dataclass(frozen=True)
 class Settings:
     """Every key of ``hydra/launcher=gpu_pool``, checked, in the units of its name.
 
@@ -244,6 +254,7 @@ class Report:
     overrides: tuple[str, ...] | None = None  # what it was started with; None where the file does not tell
     directory: str | None = None  # what Hydra made for it, relative to the sweep dir; None: nothing that is known
     out_of_memory: bool = False  # the exception, or one that led to it, says that a GPU's memory was full
+    crashed: bool = False  # the error stands for a process of the job's that ended without saying why
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,14 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._model import ConfigurationError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _SYS_PIDFD_OPEN = 434
 _PR_SET_PDEATHSIG = 1
@@ -209,6 +213,43 @@ def unnamed_file(content: bytes = b"") -> int:
     return fd
 
 
+@dataclass(frozen=True)
+class Descriptor:
+    """A descriptor that a child is given, and knows again: the user may have closed it there, and reused its number."""
+
+    fd: int
+    file: tuple[int, int]
+
+    @classmethod
+    def of(cls, fd: int) -> Self:
+        """The open one of this number."""
+        file = identity(fd)
+        assert file is not None
+        return cls(fd, file)
+
+    def write(self, content: bytes) -> bool:
+        """False, and nothing is written, where it is not what it was. Raises OSError."""
+        if identity(self.fd) != self.file:
+            return False
+        left = memoryview(content)
+        while left:
+            left = left[os.write(self.fd, left) :]
+        return True
+
+
+class Unnamed(Descriptor):
+    """A file that is gone with its last descriptor, for what a child has to say: written there once, read here."""
+
+    @classmethod
+    def made(cls) -> Unnamed:
+        """A new one, close-on-exec. Raises OSError."""
+        return cls.of(_out_of_the_way(unnamed_file()))
+
+    def read(self) -> bytes:
+        """All that is in it. Not while it is written: both sides share one offset."""
+        return os.pread(self.fd, os.fstat(self.fd).st_size, 0)
+
+
 def execute(command: Sequence[str], keep: Iterable[int], environ: Mapping[str, str]) -> NoReturn:
     """Become another program, which has these descriptors and those that are inheritable. Raises OSError."""
     for fd in keep:
@@ -275,6 +316,18 @@ def wait_writable(fd: int, unless_readable: int) -> bool:
     return unless_readable not in dict(poll.poll())
 
 
+def hidden_pipe() -> tuple[int, int]:
+    """The two ends of a pipe that does not block, at numbers that code which closes "all" of the small ones spares."""
+    read, write = map(_out_of_the_way, os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+    return read, write
+
+
+def descriptors() -> dict[int, tuple[int, int]]:
+    """The open descriptors of this process, and what each of them is of."""
+    found = {fd: identity(fd) for fd in map(int, os.listdir("/proc/self/fd"))}  # with its own, which is closed by now
+    return {fd: file for fd, file in found.items() if file is not None}
+
+
 def silence_handlers(needed: int) -> dict[int, Action]:
     """Ignore each signal for which there is a handler in Python, user code that is, and give those handlers.
 
@@ -306,10 +359,14 @@ class Received:
     """
 
     def __init__(self) -> None:
-        self._read, self._write = map(_out_of_the_way, os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
-        self._pipe = _identity(self._read)
+        self._read, self._write = hidden_pipe()
+        self._pipe = identity(self._read)
         self.listen()
         os.register_at_fork(after_in_child=self._deafen)
+
+    def descriptors(self) -> tuple[int, int]:
+        """Of the pipe, for a fork that is told of its own signals in another one."""
+        return self._read, self._write
 
     def listen(self) -> None:
         """Once more: an import may have taken the descriptor for itself."""
@@ -321,7 +378,7 @@ class Received:
         Empty where the user has closed the pipe, whose descriptors may be of something else by now.
         """
         self._deafen()
-        ours = [fd for fd in (self._read, self._write) if _identity(fd) == self._pipe is not None]
+        ours = [fd for fd in (self._read, self._write) if identity(fd) == self._pipe is not None]
         found = set(os.read(self._read, 1 << 16) if self._read in ours and wait_readable([self._read], 0) else b"")
         for fd in ours:
             os.close(fd)
@@ -348,7 +405,8 @@ def _out_of_the_way(fd: int) -> int:
     return moved
 
 
-def _identity(fd: int) -> tuple[int, int] | None:
+def identity(fd: int) -> tuple[int, int] | None:
+    """Which file the descriptor is of: device and inode; None: it is not open."""
     try:
         found = os.fstat(fd)
     except OSError:

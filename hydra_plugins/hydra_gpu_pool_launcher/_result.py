@@ -15,7 +15,7 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
@@ -42,23 +42,47 @@ _LONGEST_TEXT = 100_000
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """Of an error that was raised in another process, where alone this could be known of it.
+
+    ``place``: which process that was, in words; None where the error's text has them. ``crashed``: that process ended
+    by a signal, or without a result.
+    """
+
+    place: str | None = None
+    traceback: str | None = None
+    out_of_memory: bool = False
+    crashed: bool = False
+
+
+NOTHING_MORE = Elsewhere()
+"""All that is to be known is in the error."""
+
+
+@dataclass(frozen=True)
 class Result:
     """What became of a job: ``payload`` is what main gets back, ``value`` or ``error`` what the task made of it.
 
-    ``directory``: that of the job's own files, absolute; None where there is none.
+    ``directory``: that of the job's own files, absolute; None where there is none. ``elsewhere``: of an error that was
+    not raised in this process.
     """
 
     payload: object
     value: object = None
     error: Exception | None = None
     directory: str | None = None
+    elsewhere: Elsewhere | None = None
 
 
-class Body(Protocol):
-    """What a job runs, inherited by the fork. Its methods run in the job's process."""
+class Call(Protocol):
+    """How the user's function is called. Raises an Exception, and nothing that would end the process."""
 
-    def run(self, job: Job) -> Result:
-        """Run it. An exception is as good as a Result that has it as its error."""
+    def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Its value."""
+
+
+class Payloads(Protocol):
+    """How errors and values are put into the payload of a Result."""
 
     @staticmethod
     def failure(job: Job, error: Exception, instead_of: Result | None = None) -> Result:
@@ -67,6 +91,27 @@ class Body(Protocol):
     @staticmethod
     def without_config(result: Result) -> Result:
         """The same value or error, in a payload that has nothing else in it that might not pickle."""
+
+
+class Body(Payloads, Protocol):
+    """What a job runs, inherited by the fork. Its methods run in the job's process."""
+
+    def run(self, job: Job, call: Call) -> Result:
+        """Run it, the user's function by ``call``. An exception is as good as a Result that has it as its error."""
+
+
+class PlainBody:
+    """The part of a body whose payload is the value, or the error, itself."""
+
+    @staticmethod
+    def failure(job: Job, error: Exception, instead_of: Result | None = None) -> Result:  # noqa: ARG004
+        """See ``Payloads``."""
+        return Result(payload=error, error=error)
+
+    @staticmethod
+    def without_config(result: Result) -> Result:
+        """See ``Payloads``."""
+        return result
 
 
 class Circumstances(Protocol):
@@ -88,50 +133,59 @@ def save(files: SweepFiles, job: Job, body: Body, result: Result, circumstances:
     Whatever the user's exception or value does when it is looked at, something is written. A disk that is full is
     waited for. Raises OSError where nothing at all can be written, for another reason.
     """
-    try:
-        described_result, payload, report = _described(files, job, body, result)
-    except BaseException as error:
-        traceback.print_exc()
-        what = "value" if result.error is None else f"exception of type {type(result.error).__name__}"
-        why = f"ended with a {what} that cannot even be looked at ({type(error).__name__})"
-        return _instead(files, job, body, why, circumstances)
+    result, payload, report = stated(files, job, body, result)
     try:
         _persist(files, job, payload, report, circumstances)
     except OSError as error:
         traceback.print_exc()
         why = f"ended with a result that cannot be saved ({error.strerror})"
-        return _instead(files, job, body, why, circumstances)
-    return described_result
-
-
-def _instead(files: SweepFiles, job: Job, body: Body, why: str, circumstances: Circumstances) -> Result:
-    result, payload, report = _described(files, job, body, body.failure(job, JobError(job.num, job.overrides, why)))
-    _persist(files, job, payload, report, circumstances)
+        result, payload, report = stated(files, job, body, body.failure(job, JobError(job.num, job.overrides, why)))
+        _persist(files, job, payload, report, circumstances)
     return result
 
 
-def _described(files: SweepFiles, job: Job, body: Body, result: Result) -> tuple[Result, bytes, Report]:
-    text = _traceback_text(result.error)
+def stated(files: SweepFiles, job: Job, body: Payloads, result: Result) -> tuple[Result, bytes, Report]:
+    """What of the result can be sent, in bytes, and what is said of it, whatever it does when it is looked at."""
+    try:
+        return _described(files, job, body, result)
+    except BaseException as error:
+        traceback.print_exc()
+        what = "value" if result.error is None else f"exception of type {type(result.error).__name__}"
+        why = f"ended with a {what} that cannot even be looked at ({type(error).__name__})"
+        return _described(files, job, body, body.failure(job, JobError(job.num, job.overrides, why)))
+
+
+def _described(files: SweepFiles, job: Job, body: Payloads, result: Result) -> tuple[Result, bytes, Report]:
+    elsewhere = result.elsewhere or NOTHING_MORE
+    text = _traceback_text(result.error) if elsewhere.traceback is None else elsewhere.traceback
     directory = None if result.directory is None else os.path.relpath(result.directory, files.sweep_dir)
     result, payload = _sendable(job, body, result)
+    place = f" ({elsewhere.place})" if elsewhere.place else ""
     report = Report(
-        status=Status.COMPLETED if result.error is None else Status.FAILED,
+        status=_status(result.error),
         error_type=None if result.error is None else _type_name(result.error),
-        error_text=None if result.error is None else _error_text(result.error)[:_LONGEST_TEXT],
+        error_text=None if result.error is None else _error_text(result.error)[:_LONGEST_TEXT] + place,
         value=_json_value(result.value),
         sha256=digest(payload),
         traceback=(text or _traceback_text(result.error) or "")[-_LONGEST_TEXT:] or None,
-        out_of_memory=result.error is not None and _ran_out_of_memory(result.error),
+        out_of_memory=elsewhere.out_of_memory or (result.error is not None and _ran_out_of_memory(result.error)),
+        crashed=elsewhere.crashed,
         overrides=job.overrides,
         directory=directory,
     )
     return result, payload, report
 
 
+def _status(error: Exception | None) -> Status:
+    if error is None:
+        return Status.COMPLETED
+    return Status.CANCELLED if isinstance(error, JobCancelledError) else Status.FAILED
+
+
 def _persist(files: SweepFiles, job: Job, payload: bytes, report: Report, circumstances: Circumstances) -> None:
     """Write, however long it takes until the disk can be written: what took a night is not thrown away for it."""
     stopped = circumstances.stopped()
-    if stopped is not None:
+    if stopped is not None and report.status is not Status.CANCELLED:
         then = "returned" if report.error_type is None else f"raised {report.error_type}: {report.error_text}"
         if report.error_type in JOB_ERRORS:
             then = report.error_text or ""
@@ -176,7 +230,7 @@ def _ran_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-def _sendable(job: Job, body: Body, result: Result) -> tuple[Result, bytes]:
+def _sendable(job: Job, body: Payloads, result: Result) -> tuple[Result, bytes]:
     """The result, or the most of it that main can load, and its bytes."""
     try:
         return result, _pickled(result.payload)

@@ -11,10 +11,13 @@ import hashlib
 import json
 import os
 import pickle
+import re
 from typing import Any
 
 from ._files import SweepFiles, make_job_dir, move_aside, require_private, write_whole
 from ._model import GpuPoolError, Report, Status
+
+_RANK_LOG = re.compile(r"rank_\d+\.log")
 
 
 class DamagedReturnError(GpuPoolError):
@@ -37,6 +40,7 @@ def save_return(files: SweepFiles, num: int, payload: bytes, report: Report) -> 
         "sha256": report.sha256,
         "traceback": report.traceback,
         "out_of_memory": report.out_of_memory,
+        "crashed": report.crashed,
         "overrides": report.overrides,
         "directory": report.directory,
     }
@@ -63,6 +67,7 @@ def _report(outcome: dict[str, Any]) -> Report:
         outcome["sha256"],
         outcome["traceback"],
         out_of_memory=outcome["out_of_memory"],
+        crashed=bool(outcome.get("crashed")),  # older outcomes do not say
         overrides=overrides_from_json(outcome.get("overrides")),
         directory=directory if isinstance(directory, str) else None,
     )
@@ -113,11 +118,19 @@ def read_private(files: SweepFiles, num: int | str, path: str) -> bytes:
         raise DamagedReturnError(f"{error.filename or path}: {error.strerror}") from None
 
 
-def set_aside_log(files: SweepFiles, num: int) -> None:
-    """Before a try: what an earlier one printed stays readable, as output.1.log, output.2.log, … in their order."""
+def set_aside_logs(files: SweepFiles, num: int) -> None:
+    """Before a try: what an earlier one printed stays readable, as output.1.log, output.2.log, … in their order.
+
+    And with it what its ranks printed, as rank_0.1.log, ….
+    """
     with contextlib.suppress(FileNotFoundError):
-        if os.lstat(files.output(num)).st_size:  # of a start that the system refused, there is an empty one
-            move_aside(files.output(num), ".log")
+        ranks = [name for name in os.listdir(files.job_dir(num)) if _RANK_LOG.fullmatch(name)]
+        if ranks or os.lstat(files.output(num)).st_size:  # of a start that the system refused, there is an empty one
+            aside = move_aside(files.output(num), ".log")
+            suffix = aside.removeprefix(files.output(num).removesuffix("log"))
+            for name in ranks:
+                path = os.path.join(files.job_dir(num), name)
+                os.rename(path, path.removesuffix("log") + suffix)
 
 
 def clear_result(files: SweepFiles, num: int) -> None:

@@ -140,8 +140,13 @@ _KEYS: Mapping[str, tuple[Any, _Rule]] = {
     "output": ("file", _word("file", "tee")),
     "progress": ("auto", _word("auto", "live", "log", "none")),
 }
+PORTS = 1000
+"""That the jobs of a sweep meet on, one after the other: those of two successive jobs must differ."""
+
+_HIGHEST_PORT = 65535 - (PORTS - 1)
+
 _DDP_KEYS: Mapping[str, tuple[Any, _Rule]] = {
-    "nproc_per_node": (None, _or_null(_whole(1))),
+    "nproc_per_node": (None, _or_null(_whole(1, 1000))),
     "nnodes": (1, _whole(1)),
     "node_rank": (0, _whole(0)),
     "rdzv_endpoint": ("localhost:0", (_endpoint, "host:port, the port at most 65535")),
@@ -157,7 +162,6 @@ DEFAULTS: Mapping[str, Any] = {
 
 # What is still to be written. Per key: the values, as checked, that work today.
 _NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
-    "mode": ("single",),
     "min_free_gpu_mem_gb": (None,),
     "share": (True,),
     "output": ("file",),
@@ -188,6 +192,9 @@ def checked(raw: Mapping[str, Any], prefix: str = "hydra.launcher.") -> Settings
                 raise _refused(f"{prefix}ddp.{key}", given_ddp[key], f"only with {prefix}mode: ddp")
     if ddp.node_rank >= ddp.nnodes:
         raise _refused(f"{prefix}ddp.node_rank", ddp.node_rank, f"expected less than ddp.nnodes={ddp.nnodes}")
+    if int(ddp.rdzv_endpoint.rpartition(":")[2]) > _HIGHEST_PORT:
+        why = f"expected a port of at most {_HIGHEST_PORT}, since job i meets on the port + i % {PORTS}"
+        raise _refused(f"{prefix}ddp.rdzv_endpoint", ddp.rdzv_endpoint, why)
     if ddp.nnodes > 1:
         for key in ("max_retries", "fail_fast", "resume", "timeout_min"):
             if values[key] != DEFAULTS[key]:

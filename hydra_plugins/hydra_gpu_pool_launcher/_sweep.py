@@ -11,21 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hydra.core.utils import JobReturn, JobRuntime, JobStatus, filter_overrides, run_job, setup_globals
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobRuntime, JobStatus, configure_log, filter_overrides, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from . import _devices, _hydra_state, _reimport
+from . import _ddp, _devices, _hydra_state, _reimport, _torchrun
 from ._carry import CarriedBody
 from ._display import display, say
 from ._files import SweepFiles
 from ._interpreter import environ_for_jobs, wandb_run
-from ._job import call
 from ._machine import bound_to_one_core, cores
 from ._model import ConfigurationError, Job, JobCancelledError, JobError, Layout, Policy, Settings
 from ._pool import Request
 from ._process import require_pidfd
-from ._result import Result, safe_text
+from ._result import Call, Result, safe_text
 from ._settings import checked
 from ._supervisor import Supervisor, settle, with_remote_traceback
 from ._verdict import told
@@ -41,12 +41,11 @@ class Sweep:
         self, raw: Mapping[str, Any], hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         _reimport.refuse_sweep()
+        _torchrun.refuse_rank()
         require_pidfd()
         self._settings = checked(plain(raw))
         refuse_visibility(config)
-        self._layout, lines = _devices.layout(self._settings, os.environ)
-        for line in lines:
-            say(line)
+        self._layout = choose_slots(self._settings)
         # Resolved before the fork: ${now:...} is kept in the config from then on, and a job must not ask again.
         self._sweep_dir = str(config.hydra.sweep.dir)
         self._launches = 0
@@ -86,6 +85,16 @@ class Sweep:
         return returns
 
 
+def choose_slots(settings: Settings) -> Layout:
+    """The slots that the settings mean here, with a line for each fact about them. Raises ConfigurationError."""
+    if settings.mode == "ddp":
+        _ddp.require_torch(settings.prefix)
+    layout, lines = _devices.layout(settings, os.environ)
+    for line in lines:
+        say(line)
+    return layout
+
+
 def _close_previous() -> None:
     """End the supervisor of a sweep that is over, but whose launcher something still refers to, a traceback say."""
     for supervisor in list(_supervisors):
@@ -116,6 +125,7 @@ def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> S
             policy=policy(settings),
             threads_per_job=settings.threads_per_job,
             cores=cores(),
+            group=_devices.group(settings, layout),
             devices=functools.partial(_devices.visibility, layout),
         ),
         settings.start_method,
@@ -165,6 +175,7 @@ def refuse_visibility(config: DictConfig) -> None:
 
 
 _TASK_FUNCTION, _CONFIG, _CONTEXT, _STATE = "The task function", "The config", "hydra_context.", "What Hydra keeps"
+_STATE_OF_JOB = "What Hydra keeps for the job"
 
 
 class _HydraBody:
@@ -175,7 +186,11 @@ class _HydraBody:
         self._task_function = task_function
         self._config = config
 
-    def run(self, job: Job) -> Result:
+    @property
+    def function(self) -> TaskFunction:
+        return self._task_function
+
+    def run(self, job: Job, call: Call) -> Result:
         setup_globals()
         config = self._hydra_context.config_loader.load_sweep_config(self._config, list(job.overrides))
         with open_dict(config):
@@ -185,7 +200,7 @@ class _HydraBody:
 
         @functools.wraps(self._task_function)
         def task_function(task_config: DictConfig) -> Any:
-            return call(job, self._task_function, task_config)
+            return call(self._task_function, task_config)
 
         ret = run_job(
             hydra_context=self._hydra_context,
@@ -207,9 +222,26 @@ class _HydraBody:
             _STATE: _hydra_state.HydraState.taken(),
         }
 
+    def settle(self, *arguments: object) -> None:
+        for config in (*arguments, HydraConfig.instance().cfg):
+            _hydra_state.settle(config)
+
+    def renewed(self) -> dict[str, object]:
+        return {_STATE_OF_JOB: _hydra_state.HydraState.of_job()}
+
+    def begin_rank(self, rank: int) -> None:
+        """Hydra's logging of jobs; its files are rank 0's alone."""
+        hydra = HydraConfig.get()
+        logging_config: Any = OmegaConf.to_container(hydra.job_logging, resolve=True)
+        if rank != 0 and logging_config is not None:
+            _drop_log_files(logging_config)
+        configure_log(OmegaConf.create(logging_config), hydra.verbose)
+
     @classmethod
     def from_parts(cls, parts: Mapping[str, Any]) -> _HydraBody:
         parts[_STATE].put()
+        if _STATE_OF_JOB in parts:
+            parts[_STATE_OF_JOB].put()
         # By the names that there are: Hydra 1.4 has one more, and without it a job would be free to run any target.
         context = {name.removeprefix(_CONTEXT): parts[name] for name in parts if name.startswith(_CONTEXT)}
         return cls(HydraContext(**context), parts[_TASK_FUNCTION], parts[_CONFIG])
@@ -228,6 +260,17 @@ class _HydraBody:
         ret = _copy(result.payload)
         ret.cfg, ret.hydra_cfg = _plain_config(ret.cfg), _plain_config(ret.hydra_cfg)
         return replace(result, payload=ret)
+
+
+def _drop_log_files(config: dict[str, Any]) -> None:
+    """Take the handlers that write to a file out of a configuration for logging.config."""
+    handlers = config.get("handlers") or {}
+    files = {name for name, handler in handlers.items() if "filename" in handler}
+    for name in files:
+        del handlers[name]
+    for logger in [config.get("root"), *(config.get("loggers") or {}).values()]:
+        if logger and logger.get("handlers"):
+            logger["handlers"] = [name for name in logger["handlers"] if name not in files]
 
 
 def _copy(ret: JobReturn) -> JobReturn:

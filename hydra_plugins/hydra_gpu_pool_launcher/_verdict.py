@@ -14,7 +14,8 @@ LOST_AFTER_S = 10.0
 """From SIGKILL (or from the death of a job's own process) to giving up on what is still there. A process that the
 kernel holds in an uninterruptible sleep does not die of SIGKILL, and nothing may wait for it for ever."""
 
-_BY_HAND = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+BY_HAND = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals by which somebody asks a process to end."""
 
 _HINTS: dict[int, str] = {
     signal.SIGKILL: "; perhaps the machine ran out of memory (see dmesg), or somebody sent it",
@@ -45,20 +46,23 @@ def judge(stopped: Stopped | None, exit_: Exit | None, report: Report | None) ->
     if exit_ is None:
         before = "" if stopped is None else f"was stopped ({stopped.why}), but "
         return lost(f"{before}left a process that did not die within {LOST_AFTER_S:g} s of SIGKILL")
-    if exit_.signal in _BY_HAND:
-        return cancelled(f"{_signal_name(exit_.signal)} was sent to its process")
+    if exit_.signal in BY_HAND:
+        return cancelled(f"{signal_name(exit_.signal)} was sent to its process")
+    return Outcome(Status.FAILED, Cause.CRASH, "JobCrashedError", ended(exit_))
+
+
+def ended(exit_: Exit) -> str:
+    """A clause of what the kernel says of the end of a process that has left no result."""
     if exit_.signal is not None:
-        why = f"was ended by {_signal_name(exit_.signal)}{_HINTS.get(exit_.signal, '')}"
-    else:
-        why = f"ended with exit code {exit_.code} and without a result"
-    return Outcome(Status.FAILED, Cause.CRASH, "JobCrashedError", why)
+        return f"was ended by {signal_name(exit_.signal)}{_HINTS.get(exit_.signal, '')}"
+    return f"ended with exit code {exit_.code} and without a result"
 
 
 def _by_itself(report: Report) -> Outcome:
     """Except that a job which was told to stop by somebody's signal, and says so, has no result to give."""
     if report.status is Status.CANCELLED:
         return Outcome(report.status, Cause.CANCELLED, report.error_type, report.error_text)
-    failed = Cause.OOM if report.out_of_memory else Cause.ERROR
+    failed = Cause.OOM if report.out_of_memory else Cause.CRASH if report.crashed else Cause.ERROR
     cause = Cause.RETURNED if report.status is Status.COMPLETED else failed
     return Outcome(report.status, cause, report.error_type, report.error_text, report.value, by_itself=True)
 
@@ -72,7 +76,8 @@ def told(job: Job, error_type: str | None, error_text: str | None) -> str:
     return f"{job} raised {error_type}" + (f": {text}" if text else "")
 
 
-def _signal_name(signum: int) -> str:
+def signal_name(signum: int) -> str:
+    """As signal(7) has it."""
     try:
         return signal.Signals(signum).name
     except ValueError:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import _files, _interpreter, _job, _journal, _process, _returns
+from . import _files, _interpreter, _job, _journal, _leader, _process, _returns
 from ._carry import CarriedBody
 from ._family import Family, children
 from ._files import SweepFiles
 from ._journal import Journal
-from ._model import ConfigurationError, Ending, Job, Layout, Policy, Report, Slot, Start, Stop
+from ._leader import Origin as OriginOfJob
+from ._model import ConfigurationError, Ending, Group, Job, Layout, Policy, Report, Slot, Start, Stop
 from ._pool import Close, Died, Request
 from ._resume import Earlier, take_up, tally
 
@@ -37,6 +38,7 @@ class App:
     policy: Policy
     threads_per_job: int | None  # None: cores / jobs at once
     cores: int
+    group: Group | None  # where a job is one of ranks
     devices: Callable[[Sequence[Slot], Mapping[str, str]], dict[str, str]]
 
 
@@ -226,11 +228,11 @@ class SystemWorld:
         files, num = request.files, start.job.num
         _files.make_job_dir(files, num)
         _returns.clear_result(files, num)
-        _returns.set_aside_log(files, num)
+        _returns.set_aside_logs(files, num)
         output = _files.open_to_append(files.output(num))
         visibility = app.devices(start.slots, request.environ)
         at_once = max(1, min(app.layout.jobs_at_once, len(request.jobs)))
-        assignment = _job.Assignment(
+        assignment = _job.Try(
             job=start.job,
             files=files,
             environ={
@@ -242,33 +244,22 @@ class SystemWorld:
             threads=app.threads_per_job or max(1, app.cores // at_once),
             random_before_fork=self._origin.random_state,
             visibility=tuple(visibility),
+            group=app.group,
         )
-        supervisor, close, spawn = os.getpid(), self._descriptors(), self._spawn
+        origin = OriginOfJob(
+            parent=os.getpid(),
+            log=output,
+            close=self._descriptors(),
+            mask=self._mask_of_the_app,
+            handlers=self._handlers_of_the_app,
+        )
+        spawn = self._spawn
         try:
             if spawn is not None:
-                return self._family.start(
-                    num,
-                    lambda _: _job.become_fresh(
-                        assignment,
-                        spawn,
-                        supervisor=supervisor,
-                        log=output,
-                        close=close,
-                        mask=self._mask_of_the_app,
-                        handlers=self._handlers_of_the_app,
-                    ),
-                )
+                return self._family.start(num, lambda _: _leader.become_fresh(assignment, origin, spawn))
             return self._family.start(
                 num,
-                lambda _: _job.main(
-                    assignment,
-                    app.body,
-                    supervisor=supervisor,
-                    log=output,
-                    close=close,
-                    mask=self._mask_of_the_app,
-                    handlers=self._handlers_of_the_app,
-                ),
+                lambda _: _job.main(assignment, app.body, origin),
                 # Threads of the app's import may be about to log; main's are not here.
                 None if self._imported is None else _interpreter.quiet_logging(),
             )

@@ -1,0 +1,316 @@
+"""One start of a group of ranks, in the process of its job: they are forked, watched and ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from . import _files, _interpreter, _leader, _nodes, _rank
+from ._failure import End, Failure, Said, describe, first_failure
+from ._family import Family, children
+from ._forward import LOOK, Signals
+from ._leader import Assignment, Origin
+from ._model import Exit, Group, JobCrashedError
+from ._nodes import NodeError, Nodes, Verdict
+from ._process import Unnamed
+from ._rank import Function, Rank
+from ._result import Elsewhere
+from ._torchrun import rank_environ
+from ._verdict import LOST_AFTER_S
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What every start of a group has in common. ``assignment``: the job's, in whose process all of this happens.
+
+    ``carried``: descriptor of what ranks need that are fresh interpreters; None where they are forks. ``close``: the
+    job's own descriptors, for ranks to close. ``of_the_app``: see ``_rank.main``.
+    """
+
+    assignment: Assignment
+    group: Group
+    function: Function
+    carried: int | None
+    signals: Signals
+    close: frozenset[int]
+    of_the_app: _interpreter.OfTheApp
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the ranks of one start find each other: ``start``, from 0, and host and port of its store."""
+
+    start: int
+    master: tuple[str, int]
+    run_id: str
+
+
+@dataclass
+class _Member:
+    """A rank that was started. ``seen``: when it was seen to have ended; ``gone``: so is all of its tree."""
+
+    report: Unnamed
+    seen: float | None = None
+    gone: bool = False
+    exit: Exit | None = None
+    stopped: bool = False
+    said: Said | None = None
+    abandon_at: float = math.inf  # from a SIGKILL, or its own death, on: some of its tree may not die
+
+
+@dataclass
+class Ranks:
+    """The ranks of one start, on this machine, from the first fork until all of their trees are gone."""
+
+    launch: Launch
+    meeting: Meeting
+    nodes: Nodes | None
+    _family: Family = field(default_factory=Family)
+    _members: dict[int, _Member] = field(default_factory=dict)  # by rank in the whole group
+    _forwarded: set[int] = field(default_factory=set)
+    _failing: bool = False
+    _refused: Failure | None = None
+    _lost: NodeError | None = None
+    _kill_at: float = math.inf
+    _look_at: float = math.inf
+
+    def run(self) -> tuple[bytes | None, Failure | None]:
+        """Start them, and block until all are gone: the value of the group's rank 0, pickled, or why there is none."""
+        self._family.spare(children())  # what the app's callbacks have started
+        try:
+            self._start_all()
+            while not all(member.gone for member in self._members.values()):
+                self._wait()
+            return self._outcome()
+        finally:
+            for member in self._members.values():
+                os.close(member.report.fd)
+
+    # --- starting ---
+
+    def _start_all(self) -> None:
+        if self.nodes is not None:
+            self._look_at = time.monotonic()
+        _interpreter.pause_openmp()
+        group, job = self.launch.group, self.launch.assignment.job
+        for local in range(group.ranks):
+            rank = group.ddp.node_rank * group.ranks + local
+            try:
+                self._start(rank, local)
+            except OSError as error:
+                why = f"could not start its rank {rank}: {error.strerror}"
+                crash = JobCrashedError(job.num, job.overrides, why)
+                self._refused = Failure(None, crash, Elsewhere(crashed=True), at=time.monotonic())
+                self._fail()
+                return
+
+    def _start(self, rank: int, local: int) -> None:
+        launch, assignment = self.launch, self.launch.assignment
+        report = Unnamed.made()
+        try:
+            log = _log(assignment, rank)
+            try:
+                told = Rank(
+                    job=assignment.job,
+                    files=assignment.files,
+                    environ=self._environ(local),
+                    cwd=os.getcwd(),
+                    threads=max(1, assignment.threads // launch.group.ranks),
+                    random_before_fork=_interpreter.random_state(),
+                    visibility=assignment.visibility,
+                    rank=rank,
+                    report=report,
+                    bell=launch.signals.bell,
+                )
+                others = (member.report.fd for member in self._members.values())
+                origin = Origin(
+                    parent=os.getpid(),
+                    log=log,
+                    close={*launch.close, *self._family.descriptors(), *others},
+                    mask=frozenset(),
+                    handlers=launch.signals.before(),
+                )
+                with _interpreter.quiet_logging():
+                    self._family.start(rank, lambda mask: self._begin(told, replace(origin, mask=mask)))
+            finally:
+                os.close(log)
+        except OSError:
+            os.close(report.fd)
+            raise
+        self._members[rank] = _Member(report)
+
+    def _begin(self, rank: Rank, origin: Origin) -> int:
+        """In the rank's process, right after the fork."""
+        launch = self.launch
+        if launch.carried is not None:
+            _leader.become_fresh(rank, origin, launch.carried, {rank.report.fd, rank.bell.fd})
+        return _rank.main(rank, launch.function, origin, launch.of_the_app)
+
+    def _environ(self, local: int) -> dict[str, str]:
+        """The job's own as it is now, with what Hydra's env_set has set, and with this rank's place in the group."""
+        assignment, ddp = self.launch.assignment, self.launch.group.ddp
+        environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **os.environ}
+        for name, value in _interpreter.limit_threads(assignment.threads, assignment.environ).items():
+            if environ.get(name) == value:
+                del environ[name]  # ours, for the whole job: a rank has its share
+        return environ | rank_environ(
+            local_rank=local,
+            ranks=self.launch.group.ranks,
+            node_rank=ddp.node_rank,
+            nodes=ddp.nnodes,
+            master=self.meeting.master,
+            run_id=self.meeting.run_id,
+            restart=self.meeting.start,
+            max_restarts=ddp.max_restarts,
+        )
+
+    # --- watching ---
+
+    def _wait(self) -> None:
+        until = min(self._kill_at, self._look_at, *(member.abandon_at for member in self._members.values()))
+        timeout = None if until == math.inf else until - time.monotonic()
+        steps, ready = self._family.wait(timeout, [self.launch.signals.fd])
+        for rank, exit_ in steps.items():
+            self._ended(rank, self._members[rank], exit_)
+        if ready:
+            self._hear()
+        self._look_at_the_clock(time.monotonic())
+
+    def _hear(self) -> None:
+        for number in self.launch.signals.heard():
+            if number == LOOK:
+                self._look_for_words()
+            else:
+                self._forwarded.add(number)
+                for rank, member in self._members.items():
+                    if member.seen is None:
+                        self._family.signal(rank, number)
+
+    def _look_for_words(self) -> None:
+        """A rank has ended its function; its process may take its time to end, and the others wait for it."""
+        for rank, member in self._members.items():
+            member.said = member.said or _said(member.report)
+            if member.said is not None and End(rank, 0.0, None, member.said, member.stopped).failed:
+                self._fail()
+
+    def _ended(self, rank: int, member: _Member, exit_: Exit | None) -> None:
+        if member.seen is None:
+            member.seen = time.monotonic()
+            member.said = member.said or _said(member.report)
+        if exit_ is None:  # of its tree, something is left
+            member.abandon_at = time.monotonic() + LOST_AFTER_S
+        else:
+            member.gone, member.exit, member.abandon_at = True, exit_, math.inf
+        if End(rank, member.seen, member.exit, member.said, member.stopped).failed:
+            self._fail()
+
+    def _fail(self) -> None:
+        """A rank has failed, here or on another node: the others would wait for it."""
+        if self._failing:
+            return
+        self._failing = True
+        self._kill_at = time.monotonic() + self.launch.group.kill_grace_s
+        for rank, member in self._members.items():
+            if member.seen is None and member.said is None:
+                member.stopped = True
+                if signal.SIGTERM not in self._forwarded:  # a second one may mean something else to it
+                    self._family.signal(rank, signal.SIGTERM)
+        if self.nodes is not None and self._lost is None:
+            with self._noting_losses():
+                self.nodes.fail(self.meeting.start)
+
+    def _look_at_the_clock(self, now: float) -> None:
+        if now >= self._look_at and self.nodes is not None:
+            self._look_at = now + _nodes.BEAT_S
+            failing = False
+            if self._lost is None:
+                with self._noting_losses():
+                    failing = self.nodes.look(self.meeting.start)
+            if failing or self._lost is not None:
+                self._fail()
+        if now >= self._kill_at:
+            self._kill_at = math.inf
+            for rank, member in self._members.items():
+                if member.seen is None:
+                    member.abandon_at = now + LOST_AFTER_S
+                    self._family.kill(rank)
+        for rank, member in self._members.items():
+            if now >= member.abandon_at:  # the supervisor finds what is left, and its slot is not used again
+                self._family.abandon(rank)
+                member.gone, member.seen, member.abandon_at = True, member.seen or now, math.inf
+
+    @contextlib.contextmanager
+    def _noting_losses(self) -> Iterator[None]:
+        try:
+            yield
+        except NodeError as error:
+            self._lost = error
+
+    # --- the end ---
+
+    def _outcome(self) -> tuple[bytes | None, Failure | None]:
+        failure = self._refused or self._first_failure()
+        first = self._members.get(0)
+        payload = first.said.payload if first is not None and first.said is not None else None
+        if self.nodes is None:
+            return payload, failure
+        if self._lost is None:
+            with self._noting_losses():
+                return self._settled(self.nodes, payload, failure)
+        assert self._lost is not None
+        if failure is not None and failure.elsewhere.crashed:
+            return None, replace(failure, final=True)  # a death here does not follow from one there
+        return None, self._of_another(self._lost.why, final=True)
+
+    def _first_failure(self) -> Failure | None:
+        ends = [
+            End(rank, member.seen or 0.0, member.exit, member.said, member.stopped)
+            for rank, member in self._members.items()
+        ]
+        return first_failure(self.launch.assignment.job, ends, self._forwarded)
+
+    def _settled(
+        self, nodes: Nodes, payload: bytes | None, failure: Failure | None
+    ) -> tuple[bytes | None, Failure | None]:
+        if not self._failing:
+            value = nodes.finish(self.meeting.start, payload)
+            if value is not None:
+                return value, None
+        mine = None
+        if failure is not None:
+            at = time.time() - (time.monotonic() - failure.at)
+            mine = Verdict(nodes.node, at, describe(failure), failure.final)
+        cause = nodes.settle(self.meeting.start, mine)
+        if failure is not None and (cause is None or cause.node == nodes.node):
+            return None, failure
+        if cause is None:
+            return None, self._of_another("was ended by another node, which does not say why", final=True)
+        return None, self._of_another(f"was ended by node {cause.node}, where {cause.why}", cause.final)
+
+    def _of_another(self, why: str, final: bool) -> Failure:
+        job = self.launch.assignment.job
+        return Failure(None, JobCrashedError(job.num, job.overrides, why), Elsewhere(crashed=True), final=final)
+
+
+def _log(assignment: Assignment, rank: int) -> int:
+    """The descriptor of its log, to append to. That of rank 0 is the job's own, under a second name."""
+    files, num = assignment.files, assignment.job.num
+    if rank == 0:
+        with contextlib.suppress(OSError):  # it is there already; or this file system has no second names
+            os.link(files.output(num), files.rank_log(num, rank))
+        return os.dup(1)
+    return _files.open_to_append(files.rank_log(num, rank))
+
+
+def _said(report: Unnamed) -> Said | None:
+    try:
+        said: Said = pickle.loads(report.read())
+    except Exception:  # nothing, or cut off by the rank's death
+        return None
+    return said

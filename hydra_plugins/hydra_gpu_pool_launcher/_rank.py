@@ -1,0 +1,89 @@
+"""A rank's own process: what it runs, once it is one of its own, and what it leaves for the process of its job."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import _interpreter, _leader, _process
+from ._failure import Said
+from ._forward import LOOK
+from ._leader import Assignment, Origin
+from ._model import JobError
+from ._process import Descriptor, Unnamed
+from ._result import PlainBody, Result, stated
+
+Function = Callable[[], Any]
+"""The user's function, with its arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank(Assignment):
+    """What the process of a rank is told. ``rank``: in the whole group; ``report``: the file for what it has to say.
+
+    ``bell``: what ``LOOK`` is written to when that is there.
+    """
+
+    rank: int
+    report: Unnamed
+    bell: Descriptor
+
+
+def main(rank: Rank, function: Function, origin: Origin, of_the_app: _interpreter.OfTheApp) -> int:
+    """Run the function, in a fork of the job's process; the exit code.
+
+    ``of_the_app``: what the job's own process found when it began. Hydra's log file of the job, which was opened after
+    that, is rank 0's alone.
+    """
+    received, of_the_job = _leader.enter(rank, origin)
+    if rank.rank != 0:
+        _interpreter.leave_log_files(of_the_app)
+    return _run_to_the_end(rank, function, received, of_the_job)
+
+
+def main_of_fresh(rank: Rank, load: Callable[[], Function]) -> int:
+    """The same, in the fresh interpreter that ``_leader.become_fresh`` has started. ``load`` imports the app."""
+    for fd in (rank.report.fd, rank.bell.fd):
+        os.set_inheritable(fd, False)
+    received, function = _leader.enter_fresh(rank, load)
+    if isinstance(function, JobError):
+        return _end(rank, PlainBody.failure(rank.job, function), time.monotonic(), received, _NOTHING_OF_THE_APP)
+    return _run_to_the_end(rank, function, received, _NOTHING_OF_THE_APP)
+
+
+_NOTHING_OF_THE_APP = _interpreter.OfTheApp([], None)
+
+
+def _run_to_the_end(
+    rank: Rank, function: Function, received: _process.Received, of_the_app: _interpreter.OfTheApp
+) -> int:
+    process = os.getpid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        os.chdir(rank.cwd)
+        value = _leader.call(rank.job, function)
+        result = Result(value, value) if rank.rank == 0 else Result(None)
+    except Exception as error:
+        result = PlainBody.failure(rank.job, error)
+    at = time.monotonic()
+    if os.getpid() != process:  # a fork of the function's own that came back from it: it is not the rank
+        return _leader.end(result.error, of_the_app)
+    return _end(rank, result, at, received, of_the_app)
+
+
+def _end(rank: Rank, result: Result, at: float, received: _process.Received, of_the_app: _interpreter.OfTheApp) -> int:
+    with _leader.undisturbed(received) as told:
+        told_before = tuple(told)
+        result, payload, report = stated(rank.files, rank.job, PlainBody(), result)
+        if not rank.report.write(pickle.dumps(Said(at, report, payload, told_before))):
+            raise OSError(errno.EBADF, "the function has closed the descriptor for its result")
+        with contextlib.suppress(OSError):  # the pipe is full; or the function has closed it
+            rank.bell.write(bytes([LOOK]))
+    return _leader.end(result.error, of_the_app)
