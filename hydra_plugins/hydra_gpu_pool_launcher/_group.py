@@ -22,7 +22,7 @@ from ._process import Unnamed
 from ._rank import Function, Rank
 from ._result import Elsewhere
 from ._torchrun import rank_environ
-from ._verdict import LOST_AFTER_S
+from ._verdict import BY_HAND, LOST_AFTER_S
 
 
 @dataclass(frozen=True)
@@ -195,20 +195,28 @@ class Ranks:
     def _look_for_words(self) -> None:
         """A rank has ended its function; its process may take its time to end, and the others wait for it."""
         for rank, member in self._members.items():
-            member.said = member.said or _said(member.report)
+            member.said = member.said or self._said(member)
             if member.said is not None and End(rank, 0.0, None, member.said, member.stopped).failed:
                 self._fail()
 
     def _ended(self, rank: int, member: _Member, exit_: Exit | None) -> None:
         if member.seen is None:
             member.seen = time.monotonic()
-            member.said = member.said or _said(member.report)
+            member.said = member.said or self._said(member)
         if exit_ is None:  # of its tree, something is left
             member.abandon_at = time.monotonic() + LOST_AFTER_S
         else:
             member.gone, member.exit, member.abandon_at = True, exit_, math.inf
         if End(rank, member.seen, member.exit, member.said, member.stopped).failed:
             self._fail()
+
+    def _said(self, member: _Member) -> Said | None:
+        """What the rank has left. Signals that were sent to all of them are no reason not to wait for the others."""
+        try:
+            said: Said = pickle.loads(member.report.read())
+        except Exception:  # nothing, or cut off by the rank's death
+            return None
+        return replace(said, told=tuple(signum for signum in said.told if signum not in self._forwarded))
 
     def _fail(self) -> None:
         """A rank has failed, here or on another node: the others would wait for it."""
@@ -256,6 +264,8 @@ class Ranks:
 
     def _outcome(self) -> tuple[bytes | None, Failure | None]:
         failure = self._refused or self._first_failure()
+        if failure is not None and self._forwarded & BY_HAND:
+            failure = replace(failure, final=True)  # it was told to end, and not to begin again
         first = self._members.get(0)
         payload = first.said.payload if first is not None and first.said is not None else None
         if self.nodes is None:
@@ -305,12 +315,5 @@ def _log(assignment: Assignment, rank: int) -> int:
         with contextlib.suppress(OSError):  # it is there already; or this file system has no second names
             os.link(files.output(num), files.rank_log(num, rank))
         return os.dup(1)
+    _files.make_job_dir(files, num)  # somebody may have removed it
     return _files.open_to_append(files.rank_log(num, rank))
-
-
-def _said(report: Unnamed) -> Said | None:
-    try:
-        said: Said = pickle.loads(report.read())
-    except Exception:  # nothing, or cut off by the rank's death
-        return None
-    return said

@@ -233,9 +233,11 @@ class _HydraBody:
         """Hydra's logging of jobs; its files are rank 0's alone."""
         hydra = HydraConfig.get()
         logging_config: Any = OmegaConf.to_container(hydra.job_logging, resolve=True)
-        if rank != 0 and logging_config is not None:
-            _drop_log_files(logging_config)
-        configure_log(OmegaConf.create(logging_config), hydra.verbose)
+        if logging_config is not None:
+            if rank != 0:
+                _drop_log_files(logging_config)
+            logging_config = OmegaConf.create(logging_config)
+        configure_log(logging_config, hydra.verbose)
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, Any]) -> _HydraBody:
