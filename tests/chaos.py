@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ SLOTS = 3
 GRACE_S = 0.5
 GONE_WITHIN_S = 40.0
 """From the end of main to the last process: the grace, twice the bound of what cannot be killed, and slow machines."""
+OF_JOBS = {"job", "rank", "child"}
+"""Attacked, these leave the sweep to end by itself."""
 HANGS_AFTER_S = 120.0
 """A sweep of some seconds that takes longer hangs: that is a violation too."""
 
@@ -238,6 +241,7 @@ class Round:
     batches: int = 1
     start_method: str = "fork"
     max_retries: int = 0
+    ranks: int = 0  # 0: no group
     violations: list[str] = field(default_factory=list)
     _attacked: set[int] = field(default_factory=set)  # pids of jobs
     _hit: Counter[str] = field(default_factory=Counter)
@@ -246,6 +250,7 @@ class Round:
         self.jobs, self.batches = self.chance.randint(4, 14), self.chance.randint(1, 3)
         self.start_method = self.chance.choices(["fork", "forkserver", "spawn"], [4, 1, 1])[0]
         self.max_retries = self.chance.choice([0, 0, 1])  # after a crash, as by default
+        self.ranks = self.chance.choice([0, 0, 2]) if find_spec("torch") else 0
         self.disk = Disk(self.directory / "sweep", self.directory / "ran")
         self.disk.ran.mkdir(parents=True)
         shutil.copy(chaos_app.__file__, self.directory / "app.py")
@@ -273,7 +278,8 @@ class Round:
             [sys.executable, "app.py", "-m", "hydra/launcher=gpu_pool", "hydra/sweeper=own", "hydra.sweep.dir=sweep"]
             + [f"hydra.launcher.cpu_slots={SLOTS}", "hydra.launcher.gpus=[]", f"hydra.launcher.kill_grace_s={GRACE_S}"]
             + [f"hydra.launcher.start_method={self.start_method}", f"hydra.launcher.max_retries={self.max_retries}"]
-            + (["hydra.launcher.resume=true"] if self.resume else []),
+            + (["hydra.launcher.resume=true"] if self.resume else [])
+            + (["hydra.launcher.mode=ddp", f"hydra.launcher.ddp.nproc_per_node={self.ranks}"] if self.ranks else []),
             cwd=self.directory,
             env={
                 **os.environ,
@@ -281,6 +287,7 @@ class Round:
                 "CHAOS_RAN": str(self.disk.ran),
                 "CHAOS_JOBS": str(self.jobs),
                 "CHAOS_BATCHES": str(self.batches),
+                "CHAOS_RANKS": str(self.ranks),
             },
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -292,6 +299,7 @@ class Round:
         main_pidfd = _process.pidfd_open(main.pid)
         for kill in range(kills):
             early, late = self.chance.uniform(0, 0.8), self.chance.uniform(0.7, 2)  # some 0.7 s are for Hydra's imports
+            late += 2 if self.ranks else 0  # and torch's
             wait = early if kill else self.chance.choice([early, late, late])
             if _process.wait_readable([main_pidfd], wait):
                 break
@@ -301,32 +309,33 @@ class Round:
             kill_all()
         os.close(main_pidfd)
         main.wait()
-        if main.returncode and not self._hit.keys() - {"job", "child"}:
+        if main.returncode and not self._hit.keys() - OF_JOBS:
             self.violations.append(f"main ended with {main.returncode}, and only jobs had been attacked")
         left = wait_until_none_is_left(GONE_WITHIN_S)
         if left:
             self.violations.append(f"alive after the end: {left}")
             kill_all()
-        by_itself = not (self._hit.keys() - {"job", "child"})
+        by_itself = not (self._hit.keys() - OF_JOBS)
         self._check(before, runs, by_itself)
         return by_itself
 
     def _attack(self, main: int) -> None:
         """One blow, at whatever is there now."""
         below = descendants()
-        kinds: dict[str, list[int]] = {"main": [main], "guard": [], "supervisor": [], "job": [], "child": []}
+        line = ("main", "guard", "supervisor", "job", *(["rank"] if self.ranks else []), "child")
+        kinds: dict[str, list[int]] = {kind: [main] if kind == "main" else [] for kind in line}
         for pid in below:
             depth, at = 0, pid
             while at != main and at in below:
                 depth, at = depth + 1, below[at][0]
             if at == main and depth:
-                kinds[("main", "guard", "supervisor", "job", "child")[min(depth, 4)]].append(pid)
+                kinds[line[min(depth, len(line) - 1)]].append(pid)
         # Where both are killed, nobody is left to end what their jobs have started.
         for one, other in (("guard", "supervisor"), ("supervisor", "guard")):
             if self._hit[one]:
                 kinds[other] = []
-        weights = {"main": 5, "guard": 2, "supervisor": 3, "job": 8, "child": 3, "all": 2, "all politely": 1}
-        there = [kind for kind in weights if kind.startswith("all") or kinds[kind]]
+        weights = {"main": 5, "guard": 2, "supervisor": 3, "job": 8, "rank": 8, "child": 3, "all": 2, "all politely": 1}
+        there = [kind for kind in weights if kind.startswith("all") or kinds.get(kind)]
         kind = self.chance.choices(there, [weights[kind] for kind in there])[0]
         if kind == "all":
             kill_all()
@@ -340,8 +349,8 @@ class Round:
             signum = self.chance.choices([signal.SIGKILL, signal.SIGTERM, signal.SIGINT], [6, 3, 1])[0]
             if pid in below and send(pid, below[pid][1], signum):
                 self._note(kind, signum)
-                if kind == "job":
-                    self._attacked.add(pid)
+                if kind in {"job", "rank"}:
+                    self._attacked.add(pid if kind == "job" else below[pid][0])
 
     def _note(self, kind: str, signum: signal.Signals) -> None:
         self._hit[kind] += 1
@@ -399,7 +408,8 @@ def main() -> int:
             kills = ", ".join((figures.kills - before).elements()) or "none"
             verdict = f"VIOLATED, kept in {one.directory}: {'; '.join(one.violations)}" if one.violations else "ok"
             print(
-                f"round {name}: {one.jobs} jobs by {one.start_method}, {figures.sweeps - sweeps} sweeps, "
+                f"round {name}: {one.jobs} jobs by {one.start_method}{' in ranks' if one.ranks else ''}, "
+                f"{figures.sweeps - sweeps} sweeps, "
                 f"kills: {kills}: {verdict}",
                 flush=True,
             )

@@ -14,6 +14,9 @@ from typing import Any
 
 import hydra
 
+if os.environ.get("CHAOS_RANKS", "0") != "0":
+    pass  # once, and not in each job
+
 KINDS = ("quick", "quick", "slow", "slow", "failing", "with_child", "with_daemon", "deaf", "big")
 SEED = os.environ.get("CHAOS_SEED", "0")
 RAN = Path(os.environ.get("CHAOS_RAN", "ran"))
@@ -36,7 +39,9 @@ def digest(found: dict[str, Any]) -> str:
 
 
 def record(n: int, text: str) -> None:
-    """A line in the job's own file, whole or not at all."""
+    """A line in the job's own file, whole or not at all; of a group, rank 0 has it."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     fd = os.open(RAN / str(n), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.write(fd, f"{text}\n".encode())
     os.close(fd)
