@@ -200,8 +200,9 @@ def test_every_rank_knows_its_place_in_the_group(swept: Swept) -> None:
 def test_every_rank_sees_all_gpus_of_its_job_so_that_local_rank_counts_within_them(swept: Swept) -> None:
     visible = swept.environ("CUDA_VISIBLE_DEVICES")
     assert [ranks[0] == ranks[1] for ranks in visible] == [True] * 3
-    assert {ranks[0] for ranks in visible} <= {"3,4", "5,6", "3,5", "3,6", "4,5", "4,6", "5,3", "6,3", "5,4", "6,4"}
-    assert [len((ranks[0] or "").split(",")) for ranks in visible] == [2, 2, 2]
+    seen = [set((ranks[0] or "").split(",")) for ranks in visible]
+    assert [len(gpus) for gpus in seen] == [2, 2, 2]
+    assert seen[0] | seen[1] == {"3", "4", "5", "6"}  # these two have run at once
 
 
 def test_nothing_that_leaked_in_from_outside_is_left_in_a_rank(swept: Swept) -> None:

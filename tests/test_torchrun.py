@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 from support import LIMIT_S, RunApp
 
-from hydra_plugins.hydra_gpu_pool_launcher import ConfigurationError, GpuPool, is_main_rank
+from hydra_plugins.hydra_gpu_pool_launcher import ConfigurationError, GpuPool, _ddp, is_main_rank
 from hydra_plugins.hydra_gpu_pool_launcher._torchrun import rank_environ, without_ranks
 
 SECOND_OF_THE_SECOND = rank_environ(
@@ -97,6 +99,36 @@ def test_a_pool_in_a_rank_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(ConfigurationError, match="each of them would run the whole sweep"):
         GpuPool(dir=tmp_path, cpu_slots=1).map(print, [{}])
+
+
+WITHOUT_TORCH = f"import sys\nsys.modules['torch'] = None\n{APP}"
+
+
+def test_without_torch_ddp_is_refused_before_anything_starts_and_the_extra_is_named(
+    run_app: RunApp, tmp_path: Path
+) -> None:
+    arguments = ("-m", "hydra/launcher=gpu_pool", "hydra.sweep.dir=sweep", "+x=1", "hydra.launcher.mode=ddp")
+    done = run_app(WITHOUT_TORCH, *arguments)
+    assert done.returncode == 1
+    sentence = "hydra.launcher.mode=ddp: it needs torch 2.5 or newer, and there is none here: "
+    assert f"{sentence}pip install 'hydra-gpu-pool-launcher[ddp]'.\n" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "sweep/.gpu_pool").exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "accepted"), [("2.4.1+cu121", False), ("1.13.1", False), ("2.5.0", True), ("2.13.0+cpu", True)]
+)
+def test_torch_is_to_be_2_5_or_newer(monkeypatch: pytest.MonkeyPatch, version: str, accepted: bool) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", str)
+    monkeypatch.setattr(importlib.metadata, "version", {"torch": version}.__getitem__)
+    if accepted:
+        _ddp.require_torch("")
+    else:
+        with pytest.raises(
+            ConfigurationError, match=rf"^mode=ddp: it needs torch 2.5 or newer, and this is {version[:5]}"
+        ):
+            _ddp.require_torch("")
 
 
 @pytest.mark.parametrize(("rank", "is_main"), [(None, True), ("0", True), ("1", False)])
