@@ -48,6 +48,7 @@ ORDER = (
     "_family",
     "_process",
     "_display",
+    "_view",
     "_resume",
     "_aside",
     "_returns",

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ._files import SweepFiles
 from ._model import JOB_ERRORS, Cause, Job, Layout, Settings, Status
+from ._view import differing_overrides
 
 _log = logging.getLogger("gpu_pool")
 
@@ -209,14 +210,6 @@ class Lines:
             rows.append([*row, self._slots.get(job.num, ""), *tries])
         counts = Counter(row[2] for row in rows[1:])
         say(", ".join(f"{count} {status}" for status, count in sorted(counts.items())) + ":\n" + table(rows))
-
-
-def differing_overrides(jobs: Sequence[Job]) -> list[list[str]]:
-    """Of each job, the overrides that not every job has; all of them where there is but one job."""
-    if len(jobs) == 1:
-        return [list(jobs[0].overrides)]
-    common = set.intersection(*(set(job.overrides) for job in jobs)) if jobs else set()
-    return [[override for override in job.overrides if override not in common] for job in jobs]
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import reprlib
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -89,7 +90,8 @@ class GpuPool:
             _CallBody(function, named), self._layout or choose_slots(self._settings), self._settings
         )
         try:
-            request = Request(jobs, files, environ_for_jobs(), working_directory(), fresh=True)
+            command = tuple(sys.orig_argv)
+            request = Request(jobs, files, environ_for_jobs(), working_directory(), fresh=True, command=command)
             ends = supervisor.run(request, display(self._settings, jobs, files))
             return [_outcome(job, files, ends.get(job.num)) for job in jobs]  # while the directory is still ours
         finally:

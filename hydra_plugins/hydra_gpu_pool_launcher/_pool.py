@@ -53,6 +53,7 @@ class Request:
     cwd: str
     fresh: bool  # the first launch of a sweep: what an earlier sweep left in the directory is moved aside
     resume: bool = False  # what completed in an earlier sweep is not run again
+    command: tuple[str, ...] = ()  # that started main
 
 
 @dataclass(frozen=True)

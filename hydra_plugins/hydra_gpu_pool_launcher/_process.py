@@ -287,6 +287,24 @@ def name_of(pid: int) -> str | None:
         return None
 
 
+def start_time(pid: int) -> int | None:
+    """When the process was started, in clock ticks since boot, by which a pid is known to be its own; None: gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+
+
+def boot_id() -> str:
+    """Which of its lives this machine, or virtual machine, is in; "" where the kernel does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 def wait_readable(fds: Iterable[int], timeout: float | None = None) -> list[int]:
     """Block until one of the descriptors is readable or ``timeout`` seconds have passed; which ones are readable.
 

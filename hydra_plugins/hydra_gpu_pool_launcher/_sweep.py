@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import pickle
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -75,7 +76,15 @@ class Sweep:
             say(f"{idle}: let the sweeper's batch (n_jobs, max_batch_size) be a multiple of the slots")
         resume = self._settings.resume
         fresh = files not in self._used and not resume
-        request = Request(jobs, files, environ_for_jobs(), working_directory(), fresh=fresh, resume=resume)
+        request = Request(
+            jobs,
+            files,
+            environ_for_jobs(),
+            working_directory(),
+            fresh=fresh,
+            resume=resume,
+            command=tuple(sys.orig_argv),
+        )
         ends = self._supervisor.run(request, display(self._settings, jobs, files))
         self._launches += 1
         self._used.add(files)

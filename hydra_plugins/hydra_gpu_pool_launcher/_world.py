@@ -137,6 +137,18 @@ class SystemWorld:
         self._request = request
         # Main reads only now, and from here: until then, the file may be that of an earlier sweep.
         self.tell({"opened": os.fstat(self._journal.fd).st_size})
+        layout = self._app.layout
+        self.record(
+            "launch",
+            main=self._origin.main,
+            supervisor=os.getpid(),
+            started=_process.start_time(os.getpid()),
+            host=os.uname().nodename,
+            boot=_process.boot_id(),
+            command=request.command,
+            cwd=request.cwd,
+            slots=[layout.label(slot) for slot in layout.slots],
+        )
         for path in aside:
             self._record_earlier(SweepFiles(request.files.sweep_dir, os.path.basename(path)))
         return earlier
@@ -317,6 +329,7 @@ def request_to_json(request: Request) -> dict[str, Any]:
         "sweep_dir": request.files.sweep_dir,
         "environ": dict(request.environ),
         "cwd": request.cwd,
+        "command": request.command,
         "fresh": request.fresh,
         "resume": request.resume,
     }
@@ -328,6 +341,7 @@ def _request_from_json(message: dict[str, Any]) -> Request:
         files=SweepFiles(message["sweep_dir"]),
         environ=message["environ"],
         cwd=message["cwd"],
+        command=tuple(message["command"]),
         fresh=message["fresh"],
         resume=message["resume"],
     )

@@ -1,0 +1,261 @@
+"""A sweep as its journal tells it: what became of each job so far, and what can be said of the rest. Pure.
+
+Whatever shows a sweep (a table that moves, a report, a command in another terminal) folds the journal's events into a
+``View``, one by one or all at once, and asks that.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._model import Cause, Job, Status
+
+
+class State(str, enum.Enum):
+    """Where a job is; equal to its name as text. The last three are a ``Status``, and final."""
+
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    __str__ = str.__str__
+
+    @property
+    def over(self) -> bool:
+        """Nothing will change it any more."""
+        return self in {State.COMPLETED, State.FAILED, State.CANCELLED}
+
+
+@dataclass
+class TryView:
+    """One try. Times in seconds since the epoch; ``ended``, ``state`` and what follows them: None while it runs.
+
+    ``state``: how it ended, also where the job was tried again after it. ``cpu_s``, ``peak_mb``: as in ``_model.Exit``.
+    """
+
+    attempt: int
+    pid: int
+    slots: tuple[str, ...]
+    started: float
+    ended: float | None = None
+    state: State | None = None
+    cause: Cause | None = None
+    error_type: str | None = None
+    error_text: str | None = None
+    cpu_s: float | None = None
+    peak_mb: float | None = None
+
+    def seconds(self, now: float) -> float:
+        """How long it took, or has taken so far."""
+        return max(0.0, (now if self.ended is None else self.ended) - self.started)
+
+
+@dataclass
+class JobView:
+    """One job. ``tries``: none where it has not been started in this sweep. ``stopping``: why, where it is.
+
+    ``seconds``, ``cpu_s``, ``peak_mb``: of its last try, as the journal has them; of a job that a resume has taken
+    over, those of the sweep in which it completed.
+    """
+
+    job: Job
+    state: State = State.QUEUED
+    tries: list[TryView] = field(default_factory=list)
+    stopping: str | None = None
+    cause: Cause | None = None
+    error_type: str | None = None
+    error_text: str | None = None
+    value: Any = None
+    seconds: float | None = None
+    cpu_s: float | None = None
+    peak_mb: float | None = None
+
+    @property
+    def running(self) -> TryView | None:
+        """Its try that runs now."""
+        return self.tries[-1] if self.tries and self.state in {State.RUNNING, State.STOPPING} else None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Who runs the sweep, of the latest launch. ``started``: the supervisor's start time, in clock ticks since boot.
+
+    ``command``: as main was started; ``host``, ``boot``: the machine, and which of its lives: a pid of another one says
+    nothing here.
+    """
+
+    main: int
+    supervisor: int
+    started: int
+    host: str
+    boot: str
+    command: tuple[str, ...]
+    cwd: str
+    slots: tuple[str, ...]
+
+
+@dataclass
+class View:
+    """What the events so far say. ``at``: the time of the last one; ``done``: no launch is under way."""
+
+    jobs: dict[int, JobView] = field(default_factory=dict)
+    launch: Launch | None = None
+    began: float | None = None
+    at: float = 0.0
+    done: bool = False
+
+    def take(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Events of the journal, in their order. What is not known, of a later version say, is passed over."""
+        for event in events:
+            handle = getattr(self, f"_on_{event.get('event')}", None)
+            if handle is not None:
+                self.at = float(event["time"])
+                self.began = self.at if self.began is None else self.began
+                handle(event)
+
+    # --- events ---
+
+    def _on_launch(self, event: Mapping[str, Any]) -> None:
+        self.launch = Launch(
+            main=event["main"],
+            supervisor=event["supervisor"],
+            started=event["started"],
+            host=event["host"],
+            boot=event["boot"],
+            command=tuple(event["command"]),
+            cwd=event["cwd"],
+            slots=tuple(event["slots"]),
+        )
+        self.done = False
+
+    def _on_queued(self, event: Mapping[str, Any]) -> None:
+        job = Job(event["job"], tuple(event["overrides"]))
+        self.jobs[job.num] = JobView(job)
+        self.done = False
+
+    def _on_start(self, event: Mapping[str, Any]) -> None:
+        job = self._job(event)
+        job.state = State.RUNNING
+        job.tries.append(TryView(event["attempt"], event["pid"], tuple(event["slots"]), event["time"]))
+
+    def _on_stop(self, event: Mapping[str, Any]) -> None:
+        job = self._job(event)
+        job.state, job.stopping = State.STOPPING, event["why"]
+
+    def _on_retry(self, event: Mapping[str, Any]) -> None:
+        job = self._job(event)
+        self._end_try(job, event)
+        job.state, job.stopping = State.QUEUED, None
+
+    def _on_end(self, event: Mapping[str, Any]) -> None:
+        job = self._job(event)
+        self._end_try(job, event)
+        job.state, job.stopping = State(event["status"]), None
+        job.cause, job.value = Cause(event["cause"]), event["value"]
+        job.error_type, job.error_text = event["error_type"], event["error_text"]
+        job.seconds, job.cpu_s, job.peak_mb = (event.get(name) for name in ("seconds", "cpu_s", "peak_mb"))
+
+    def _on_done(self, _: Mapping[str, Any]) -> None:
+        self.done = True
+
+    def _job(self, event: Mapping[str, Any]) -> JobView:
+        return self.jobs.setdefault(event["job"], JobView(Job(event["job"], ())))
+
+    def _end_try(self, job: JobView, event: Mapping[str, Any]) -> None:
+        last = job.tries[-1] if job.tries else None
+        if last is None or last.ended is not None:
+            return  # it was never started, or that was in an earlier sweep
+        last.ended, last.state, last.cause = event["time"], State(event["status"]), Cause(event["cause"])
+        last.error_type, last.error_text = event["error_type"], event["error_text"]
+        last.cpu_s, last.peak_mb = event.get("cpu_s"), event.get("peak_mb")
+
+    # --- questions ---
+
+    def in_order(self) -> list[JobView]:
+        """The jobs by their numbers."""
+        return [self.jobs[num] for num in sorted(self.jobs)]
+
+    def count(self) -> Counter[State]:
+        """How many jobs are where."""
+        return Counter(job.state for job in self.jobs.values())
+
+    def running(self) -> list[JobView]:
+        """Those that run now, the longest first."""
+        jobs = [job for job in self.jobs.values() if job.running is not None]
+        return sorted(jobs, key=lambda job: job.tries[-1].started)
+
+    def tries(self) -> Iterator[tuple[JobView, TryView]]:
+        """Every try of every job, job by job."""
+        for job in self.in_order():
+            for each in job.tries:
+                yield job, each
+
+    def slots(self) -> tuple[str, ...]:
+        """The labels of all slots, those of no known launch in the order in which they were used."""
+        used = dict.fromkeys(slot for _, each in self.tries() for slot in each.slots)
+        known = self.launch.slots if self.launch is not None else ()
+        return (*known, *(slot for slot in used if slot not in known))
+
+    def busy(self, now: float) -> float | None:
+        """The share of all slots' time, from the first start to the last end, that tries have used; None: no time."""
+        spans = [(each.started, each.seconds(now), len(each.slots)) for _, each in self.tries()]
+        slots = self.slots()
+        if not spans or not slots:
+            return None
+        length = max(start + seconds for start, seconds, _ in spans) - min(start for start, _, _ in spans)
+        used = sum(seconds * count for _, seconds, count in spans)
+        return min(1.0, used / (length * len(slots))) if length > 0 else None
+
+    def left_s(self, now: float) -> float | None:
+        """Seconds until the jobs known so far will have ended, if the rest are like those that ended by themselves.
+
+        None where none has, or the slots are not known.
+        """
+        took = [each.seconds(now) for _, each in self.tries() if each.state in {State.COMPLETED, State.FAILED}]
+        slots = self.slots()
+        if not took or not slots:
+            return None
+        mean = sum(took) / len(took)
+        running = [max(0.0, mean - job.tries[-1].seconds(now)) for job in self.running()]
+        queued = self.count()[State.QUEUED]
+        per_job = max((len(each.slots) for _, each in self.tries()), default=1)
+        at_once = max(1, len(slots) // per_job)
+        return max([(sum(running) + mean * queued) / at_once, *running])
+
+
+def differing_overrides(jobs: Sequence[Job]) -> list[list[str]]:
+    """Of each job, the overrides that not every job has; all of them where there is but one job."""
+    if len(jobs) == 1:
+        return [list(jobs[0].overrides)]
+    common = set.intersection(*(set(job.overrides) for job in jobs)) if jobs else set()
+    return [[override for override in job.overrides if override not in common] for job in jobs]
+
+
+def columns(jobs: Sequence[Job]) -> tuple[list[str], list[dict[str, str]]]:
+    """The keys of the overrides that differ, in the order in which they come up, and each job's values of them.
+
+    ``+x=1``, ``++x=1`` and ``x=1`` are of one key, x; ``~x``, which removes it, has no value. A job that does not have
+    a key that others have lacks it here.
+    """
+    keys: dict[str, None] = {}
+    rows: list[dict[str, str]] = []
+    for differing in differing_overrides(jobs):
+        row: dict[str, str] = {}
+        for override in differing:
+            key, equals, value = override.lstrip("+~").partition("=")
+            keys.setdefault(key)
+            row[key] = value if equals else ""
+        rows.append(row)
+    return list(keys), rows
+
+
+def status_of(state: State) -> Status | None:
+    """The Status of a job that is over."""
+    return Status(state.value) if state.over else None

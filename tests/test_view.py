@@ -1,0 +1,130 @@
+"""A sweep as its journal tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hydra_plugins.hydra_gpu_pool_launcher._model import Cause, Job
+from hydra_plugins.hydra_gpu_pool_launcher._view import State, View, columns, differing_overrides
+
+
+def launch(**facts: Any) -> dict[str, Any]:
+    whole = {"main": 1, "supervisor": 2, "started": 3, "host": "box", "boot": "b", "command": ["python"], "cwd": "/"}
+    return {"event": "launch", "time": 0.0, **whole, "slots": ["0.0", "1.0"], **facts}
+
+
+def queued(num: int, *overrides: str) -> dict[str, Any]:
+    return {"event": "queued", "time": 0.0, "job": num, "overrides": list(overrides)}
+
+
+def start(num: int, at: float, *slots: str, attempt: int = 1) -> dict[str, Any]:
+    return {"event": "start", "time": at, "job": num, "attempt": attempt, "pid": 100 + num, "slots": list(slots)}
+
+
+def stop(num: int, at: float) -> dict[str, Any]:
+    return {"event": "stop", "time": at, "job": num, "cause": "timeout", "why": "took longer"}
+
+
+def end(num: int, at: float, status: str = "COMPLETED", event: str = "end", **facts: Any) -> dict[str, Any]:
+    cause = {"COMPLETED": "returned", "FAILED": "error", "CANCELLED": "cancelled"}[status]
+    default = {"attempt": 1, "status": status, "cause": cause, "error_type": None, "error_text": None, "value": None}
+    return {"event": event, "time": at, "job": num, "by_itself": True, **default, **facts}
+
+
+def seen(*events: dict[str, Any]) -> View:
+    view = View()
+    view.take(events)
+    return view
+
+
+def test_a_job_is_queued_runs_and_is_over() -> None:
+    view = View()
+    states = []
+    for event in (queued(0, "x=1"), start(0, 1.0, "0.0"), stop(0, 2.0), end(0, 3.0, "FAILED", error_type="E")):
+        view.take([event])
+        states.append(view.jobs[0].state)
+    assert states == [State.QUEUED, State.RUNNING, State.STOPPING, State.FAILED]
+    job = view.jobs[0]
+    assert (job.job, job.error_type, job.cause) == (Job(0, ("x=1",)), "E", Cause.ERROR)
+    assert job.tries[0].seconds(now=99.0) == 2.0
+    assert job.running is None
+
+
+def test_a_job_that_is_tried_again_waits_and_keeps_what_its_tries_were() -> None:
+    view = seen(queued(0), start(0, 1.0, "0.0"), end(0, 2.0, "FAILED", event="retry", error_type="JobCrashedError"))
+    assert view.jobs[0].state is State.QUEUED
+    view.take([start(0, 3.0, "1.0", attempt=2)])
+    assert view.jobs[0].running is view.jobs[0].tries[1]
+    view.take([end(0, 5.0, attempt=2, value=7, seconds=2.0)])
+    assert [(t.attempt, t.slots, t.state) for t in view.jobs[0].tries] == [
+        (1, ("0.0",), State.FAILED),
+        (2, ("1.0",), State.COMPLETED),
+    ]
+    assert (view.jobs[0].value, view.jobs[0].seconds) == (7, 2.0)
+
+
+def test_what_a_resume_has_taken_over_has_a_result_and_no_try() -> None:
+    view = seen(queued(0), end(0, 0.0, attempt=0, cause="resumed", value=1, seconds=9.0))
+    assert (view.jobs[0].state, view.jobs[0].tries, view.jobs[0].seconds) == (State.COMPLETED, [], 9.0)
+
+
+def test_the_jobs_of_a_sweep_that_is_resumed_begin_anew() -> None:
+    view = seen(launch(), queued(0), start(0, 1.0, "0.0"), launch(supervisor=5), queued(0), start(0, 8.0, "0.0"))
+    assert len(view.jobs[0].tries) == 1
+    assert view.launch is not None
+    assert view.launch.supervisor == 5
+
+
+def test_events_that_are_not_known_change_nothing() -> None:
+    view = seen(queued(0), {"event": "moved_aside", "time": 5.0, "to": ".gpu_pool.1"}, {"event": "of the future"})
+    assert view.count() == {State.QUEUED: 1}
+    assert view.at == 0.0
+
+
+def test_a_sweep_is_done_until_the_next_launch() -> None:
+    view = seen(launch(), queued(0), end(0, 1.0), {"event": "done", "time": 1.0})
+    assert view.done
+    view.take([launch(time=2.0)])
+    assert not view.done
+
+
+def test_the_slots_are_those_of_the_launch_and_whatever_was_used_besides() -> None:
+    view = seen(launch(slots=["0.0", "0.1"]), queued(0), start(0, 1.0, "3.0"))
+    assert view.slots() == ("0.0", "0.1", "3.0")
+
+
+def test_how_busy_the_slots_were_counts_idle_ones() -> None:
+    view = seen(launch(), *map(queued, range(3)), start(0, 0.0, "0.0"), start(1, 0.0, "1.0"), end(0, 10.0), end(1, 5.0))
+    assert view.busy(now=10.0) == pytest.approx(0.75)
+    assert seen(launch()).busy(now=1.0) is None
+
+
+def test_the_time_left_is_that_of_jobs_like_those_that_have_ended() -> None:
+    view = seen(launch(), *map(queued, range(5)), start(0, 0.0, "0.0"), start(1, 0.0, "1.0"))
+    assert view.left_s(now=5.0) is None
+    view.take([end(0, 10.0), start(2, 10.0, "0.0")])
+    # Of ten seconds each: nothing is left of job 1, half of job 2, and two are queued, on two slots.
+    assert view.left_s(now=15.0) == pytest.approx((0 + 5 + 20) / 2)
+
+
+def test_the_last_of_the_jobs_is_waited_for() -> None:
+    view = seen(launch(), queued(0), queued(1), start(0, 0.0, "0.0"), end(0, 10.0), start(1, 10.0, "1.0"))
+    assert view.left_s(now=12.0) == pytest.approx(8.0)
+
+
+JOBS = [
+    Job(0, ("model=mlp", "lr=1", "+seed=0")),
+    Job(1, ("model=mlp", "lr=2", "++seed=1")),
+    Job(2, ("model=mlp", "~lr")),
+]
+
+
+def test_only_overrides_that_differ_make_columns_and_a_key_is_one_however_it_is_set() -> None:
+    assert columns(JOBS) == (["lr", "seed"], [{"lr": "1", "seed": "0"}, {"lr": "2", "seed": "1"}, {"lr": ""}])
+
+
+def test_all_overrides_of_a_single_job_are_shown() -> None:
+    assert differing_overrides(JOBS[:1]) == [["model=mlp", "lr=1", "+seed=0"]]
+    assert columns([]) == ([], [])
