@@ -49,6 +49,7 @@ ORDER = (
     "_process",
     "_display",
     "_view",
+    "_tail",
     "_resume",
     "_aside",
     "_returns",
