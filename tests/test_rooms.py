@@ -48,6 +48,7 @@ ORDER = (
     "_family",
     "_process",
     "_display",
+    "_table",
     "_view",
     "_tail",
     "_resume",

@@ -1,0 +1,163 @@
+"""A sweep in lines of text: how far it is, and a row for each job that matters now. Pure; for any width and height."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ._model import JOB_ERRORS
+from ._tail import one_line
+from ._view import JobView, State, View, columns
+
+_WIDEST_OVERRIDE = 16
+_LEAST_LAST_LINE = 24
+"""Cells that are left for the last line, before overrides are left out for it."""
+
+_GAP = "  "
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line, no wider than asked for. ``state``: of the job that it is about; None: of none."""
+
+    text: str
+    state: State | None = None
+
+
+def overview(view: View, now: float, where: str, width: int) -> list[Line]:
+    """Where the sweep is, how many jobs are where, how long it has taken and will take: one line, or two."""
+    count = view.count()
+    names = {
+        "done": count[State.COMPLETED],
+        "running": count[State.RUNNING] + count[State.STOPPING],
+        "failed": count[State.FAILED],
+        "cancelled": count[State.CANCELLED],
+        "queued": count[State.QUEUED],
+    }
+    counts = _GAP.join(f"{number} {name}" for name, number in names.items() if number or name in {"done", "running"})
+    time = clock((view.at if view.done else now) - (now if view.began is None else view.began))
+    left = None if view.done else view.left_s(now)
+    if left is not None:
+        time += f", ends in about {clock(left)}"
+    slots = len(view.slots())
+    busy = sum(len(job.tries[-1].slots) for job in view.running())
+    numbers = f"{counts}    {time}" + (f"    {busy} of {slots} slots busy" if slots and not view.done else "")
+    if cells(where) + 4 + cells(numbers) <= width:
+        return [Line(f"{where}    {numbers}")]
+    return [Line(cut_left(where, width)), Line(cut(numbers, width))]
+
+
+def rows(
+    view: View, now: float, last_line: Callable[[JobView], str], width: int, height: int | None = None
+) -> list[Line]:
+    """A header and a row per job: those that run, the longest first, then those that failed, the newest first.
+
+    ``height``: lines at most, where there are more jobs than that; a last one says how many are not shown.
+    """
+    running = view.running()
+    failed = sorted(
+        (job for job in view.jobs.values() if job.state is State.FAILED),
+        key=lambda job: job.tries[-1].ended or 0.0 if job.tries else 0.0,
+        reverse=True,
+    )
+    wanted = [*running, *failed]
+    if not wanted:
+        return []
+    room = len(wanted) if height is None else max(1, height - 1)
+    shown = wanted if len(wanted) <= room else wanted[: max(1, room - 1)]
+    lines = _aligned(view, shown, now, last_line, width)
+    if len(shown) < len(wanted):
+        more_running = len(running) - min(len(shown), len(running))
+        more = [f"{more_running} running"] if more_running else []
+        more_failed = len(wanted) - len(shown) - more_running
+        more += [f"{more_failed} failed"] if more_failed else []
+        lines.append(Line(cut(f"{_GAP}and {' and '.join(more)} more", width)))
+    return lines
+
+
+def _aligned(
+    view: View, jobs: Sequence[JobView], now: float, last_line: Callable[[JobView], str], width: int
+) -> list[Line]:
+    keys, values = columns([job.job for job in view.in_order()])
+    by_number = dict(zip((job.job.num for job in view.in_order()), values, strict=True))
+    fixed = [["#", "gpu", "pid", "for"]]
+    for job in jobs:
+        last = job.tries[-1] if job.tries else None
+        slots, pid = (",".join(last.slots), str(last.pid)) if last is not None else ("", "")
+        fixed.append([str(job.job.num), slots, pid, short(last.seconds(now)) if last is not None else ""])
+    overrides = [
+        [cut(one_line(key), _WIDEST_OVERRIDE)]
+        + [cut(one_line(by_number[job.job.num].get(key, "")), _WIDEST_OVERRIDE) for job in jobs]
+        for key in keys
+    ]
+    widths = [max(cells(row[i]) for row in fixed) for i in range(4)]
+    left = width - sum(widths) - 4 * len(_GAP) - len(_GAP)
+    kept: list[tuple[list[str], int]] = []
+    for column in overrides:
+        wide = max(map(cells, column))
+        if left - wide - len(_GAP) < _LEAST_LAST_LINE:
+            break
+        left -= wide + len(_GAP)
+        kept.append((column, wide))
+    lines = []
+    for i, row in enumerate(fixed):
+        about = jobs[i - 1] if i else None
+        parts = [
+            row[0].rjust(widths[0]),
+            row[1].ljust(widths[1]),
+            row[2].rjust(widths[2]),
+            row[3].rjust(widths[3]),
+            *(pad(column[i], wide) for column, wide in kept),
+            "last line" if about is None else _what(about, last_line),
+        ]
+        lines.append(Line(cut(_GAP + _GAP.join(parts), width).rstrip(), None if about is None else about.state))
+    return lines
+
+
+def _what(job: JobView, last_line: Callable[[JobView], str]) -> str:
+    if job.state is State.STOPPING:
+        return f"stopping: {one_line(job.stopping or '')}"
+    return f"FAILED: {error(job)}" if job.state is State.FAILED else last_line(job)
+
+
+def error(job: JobView) -> str:
+    """Why it failed, in one line. gpu_pool's own errors are whole sentences; others are known by their type."""
+    text, name = one_line(job.error_text or "").removeprefix("was cancelled: "), job.error_type or ""
+    return text if name in JOB_ERRORS or not name else f"{name}: {text}" if text else name
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes, seconds: 0:03:12."""
+    whole = max(0, round(seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def short(seconds: float) -> str:
+    """Without hours where there are none: 1:12."""
+    return clock(seconds) if seconds >= 3600 else clock(seconds)[2:].removeprefix("0")
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal the text takes."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def pad(text: str, width: int) -> str:
+    """The text with blanks after it, so many columns wide."""
+    return text + " " * (width - cells(text))
+
+
+def cut(text: str, width: int) -> str:
+    """The text, or its beginning and an ellipsis, no wider than that."""
+    from rich.cells import set_cell_size
+
+    return text if cells(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"
+
+
+def cut_left(text: str, width: int) -> str:
+    """The text, or an ellipsis and its end."""
+    while cells(text) > width:
+        text = "…" + text.removeprefix("…")[1:]
+    return text
