@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import json
 import logging
 import multiprocessing
 import multiprocessing.util
@@ -635,3 +636,28 @@ def test_a_working_directory_that_is_gone_fails_the_job_and_says_so(
 def test_a_job_is_a_likelier_victim_of_the_oom_killer_than_the_sweep(tmp_path: Path) -> None:
     score = Path("/proc/self/oom_score_adj")
     assert int(value(tmp_path, score.read_text)) == min(int(score.read_text()) + 300, 1000)
+
+
+# --- debuggers ---
+
+DEBUGGED = """
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
+
+def stops():
+    {stops}
+    return "went on"
+
+print(GpuPool(cpu_slots=1, dir=".", progress="none").map(stops, [{{}}])[0])
+"""
+
+
+@pytest.mark.parametrize("stops", ["breakpoint()", "import pdb; pdb.set_trace()"])
+def test_a_breakpoint_ends_the_job_at_once_and_says_where_to_debug(run_app: RunApp, tmp_path: Path, stops: str) -> None:
+    assert "FAILED" in run_app(DEBUGGED.format(stops=stops), env={"PYTHONBREAKPOINT": ""}).stdout
+    told = json.loads((tmp_path / ".gpu_pool/jobs/0/outcome.json").read_text())["error_text"]
+    assert told == "a job has no terminal to debug in: run it in the foreground, with hydra/launcher=basic"
+
+
+def test_a_debugger_of_the_users_own_is_left_to_it(run_app: RunApp) -> None:
+    done = run_app(DEBUGGED.format(stops="breakpoint()"), env={"PYTHONBREAKPOINT": "builtins.print"})
+    assert "went on" in done.stdout

@@ -22,7 +22,7 @@ import traceback
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _family, _process
 from ._torchrun import without_ranks
@@ -217,6 +217,26 @@ def enable_faulthandler() -> None:
     """A segmentation fault leaves its traceback on stderr, unless the app has arranged its own."""
     if not faulthandler.is_enabled():
         faulthandler.enable(file=2)
+
+
+NO_TERMINAL = "a job has no terminal to debug in: run it in the foreground, with hydra/launcher=basic"
+
+
+def refuse_breakpoint() -> None:
+    """``breakpoint()`` raises, and says what to do instead: pdb would read the end of /dev/null, and quit.
+
+    A debugger of the user's own, PYTHONBREAKPOINT or a hook, may find its terminal elsewhere.
+    """
+    if sys.breakpointhook is sys.__breakpointhook__ and os.environ.get("PYTHONBREAKPOINT") in {
+        None,
+        "",
+        "pdb.set_trace",
+    }:
+        sys.breakpointhook = _refuse
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError(NO_TERMINAL)
 
 
 def freeze_garbage() -> None:

@@ -210,6 +210,7 @@ def _use_standard_streams() -> None:
     sys.stdout = sys.__stdout__ = _unbuffered(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _unbuffered(2)  # type: ignore[misc]
     _interpreter.enable_faulthandler()
+    _interpreter.refuse_breakpoint()
 
 
 def _unbuffered(fd: int) -> io.TextIOWrapper:

@@ -5,6 +5,7 @@ All of this runs in the job's process, on objects of the user's that may do anyt
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import copyreg
 import errno
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 from hydra.core.utils import JobReturn
 
 from ._files import SweepFiles
-from ._interpreter import loaded_torch
+from ._interpreter import NO_TERMINAL, loaded_torch
 from ._model import JOB_ERRORS, Job, JobCancelledError, JobError, Report, Status
 from ._process import is_of_the_disk
 from ._returns import digest, save_return
@@ -353,6 +354,8 @@ def _type_name(value: object) -> str:
 
 
 def _error_text(error: BaseException) -> str:
+    if isinstance(error, bdb.BdbQuit):  # of pdb.set_trace(), which reads the end of /dev/null
+        return NO_TERMINAL
     return error.why if isinstance(error, JobError) else safe_text(error)
 
 
