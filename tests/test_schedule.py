@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 from hydra_plugins.hydra_gpu_pool_launcher._model import (
     Abandon,
     Abandoned,
+    Cancel,
     Cause,
     Command,
     Device,
@@ -324,6 +325,56 @@ def test_a_job_that_had_ended_by_itself_is_killed_all_the_same_when_its_exit_out
     assert ended(pool.handle(gone(0, RAISED, signalled(signal.SIGKILL)), GRACE_S))[0] == Outcome(
         Status.FAILED, Cause.ERROR, "ValueError", "no", by_itself=True
     )
+
+
+# --- cancel ---
+
+BY_HAND = "somebody cancelled it by hand"
+
+
+def cancel(num: int) -> Cancel:
+    return Cancel(num, BY_HAND)
+
+
+def test_a_running_job_that_is_cancelled_is_stopped_alone_and_the_sweep_goes_on() -> None:
+    pool = schedule(devices=2)
+    pool.handle(submitted(0, 1, 2), 0)
+    assert pool.handle(cancel(1), 5) == [Interrupt(1, BY_HAND, signal.SIGTERM, Cause.CANCELLED)]
+    assert pool.tick(5 + GRACE_S) == [Kill(1, "did not end within kill_grace_s")]
+    commands = pool.handle(gone(1, None, signalled(signal.SIGKILL)), 40)
+    assert (ended(commands)[1].status, ended(commands)[1].error_text) == (
+        Status.CANCELLED,
+        f"was cancelled: {BY_HAND}",
+    )
+    assert placed(commands) == {2: [(1, 0)]}
+
+
+def test_a_queued_job_that_is_cancelled_ends_at_once_and_is_never_started() -> None:
+    pool = schedule()
+    pool.handle(submitted(0, 1, 2), 0)
+    outcomes = ended(pool.handle(cancel(1), 1))
+    assert outcomes[1].error_text == f"was cancelled: {BY_HAND}; it was not started"
+    assert placed(pool.handle(gone(0), 2)) == {2: [(0, 0)]}
+
+
+def test_a_job_that_waits_for_its_retry_can_be_cancelled_and_those_behind_it_go_on() -> None:
+    pool = Schedule(layout(slots=2), Policy(GRACE_S, max_retries=1, retry_on=frozenset({"oom"})))
+    pool.handle(submitted(0, 1, 2), 0)
+    assert placed(pool.handle(gone(0, FULL), 1)) == {}  # it waits for the whole device, and 2 waits for it
+    commands = pool.handle(cancel(0), 2)
+    assert [command.attempt for command in commands if isinstance(command, End)] == [1]
+    assert "it was not tried again, after job 0 (x=0) raised" in str(ended(commands)[0].error_text)
+    assert placed(commands) == {2: [(0, 0)]}
+
+
+@pytest.mark.parametrize("num", [0, 1, 2, 7])
+def test_what_has_ended_or_ends_already_is_not_cancelled(num: int) -> None:
+    pool = schedule(devices=3)
+    pool.handle(submitted(0, 1, 2), 0)
+    pool.handle(gone(0), 1)
+    pool.handle(Ending(1), 1)
+    pool.handle(cancel(2), 1)
+    assert pool.handle(cancel(num), 2) == []
 
 
 # --- what cannot be ended ---
@@ -927,6 +978,7 @@ class AnyWorld(RuleBasedStateMachine):
         self.killed: dict[int, float] = {}
         self.reasons: dict[int, Stopped] = {}  # of what was stopped before it had ended by itself
         self.returned: set[int] = set()
+        self.cancelled: set[int] = set()
         self._submit(first, data)
 
     # what happens
@@ -960,6 +1012,15 @@ class AnyWorld(RuleBasedStateMachine):
             assert running <= self.killed.keys() | self.outcomes.keys()
         elif first:
             assert running <= self.interrupted.keys() | self.outcomes.keys()
+
+    @precondition(lambda self: self.order)
+    @rule(data=strategies.data())
+    def somebody_cancels_one(self, data: strategies.DataObject) -> None:
+        num = data.draw(strategies.sampled_from(self.order), "job")
+        waited = num in self.waiting
+        self.cancelled.add(num)
+        self._step(Cancel(num, BY_HAND), data)
+        assert not waited or self.outcomes[num].status is Status.CANCELLED
 
     @rule(data=strategies.data())
     def time_passes(self, data: strategies.DataObject) -> None:
@@ -1100,7 +1161,7 @@ class AnyWorld(RuleBasedStateMachine):
                     assert self.policy.timeout_s is not None
                     assert self.now >= self.started[num] + self.policy.timeout_s
                 else:
-                    assert self.stopped
+                    assert self.stopped or num in self.cancelled
                     assert not self.stopped_hard
                 self.interrupted[num] = self.now
                 return self._signalled(num, Stopped(cause, why), happens)

@@ -71,6 +71,11 @@ class SweepFiles:
         """What a job returned after it was told to stop."""
         return os.path.join(self.job_dir(num), "late.pickle")
 
+    @property
+    def cancellations(self) -> str:
+        """The directory of the requests to cancel a job, each a file that has its number as its name."""
+        return os.path.join(self.root, "cancel")
+
     def aside(self, num: int | str) -> str:
         """Of a completed job that was moved aside: where the rest of it went. It lives as long as the result does."""
         return os.path.join(self.job_dir(num), "aside.json")
@@ -91,6 +96,24 @@ def make_job_dir(files: SweepFiles, num: int) -> None:
     """Make the directory of one job's files, and those above it, each of them private. Raises OSError."""
     for path in (files.root, os.path.dirname(files.job_dir(num)), files.job_dir(num)):
         make_private_dir(path)
+
+
+def ask_to_cancel(files: SweepFiles, num: int) -> None:
+    """Leave the request for the supervisor, which looks for it when it is signalled. Raises OSError."""
+    make_private_dir(files.cancellations)
+    os.close(open_to_append(os.path.join(files.cancellations, str(num))))
+
+
+def take_cancellations(files: SweepFiles) -> list[int]:
+    """The numbers of the jobs that somebody has asked to cancel; the requests are gone then."""
+    try:
+        names = os.listdir(files.cancellations)
+    except OSError:  # nobody has asked
+        return []
+    for name in names:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(files.cancellations, name))
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit() and len(name) < 10)
 
 
 def require_private(path: str, found: os.stat_result) -> None:

@@ -20,7 +20,7 @@ from ._family import end_all_children
 from ._pool import Pool
 from ._schedule import Schedule
 from ._verdict import LOST_AFTER_S
-from ._world import App, Origin, SystemWorld
+from ._world import CANCEL, App, Origin, SystemWorld
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,9 @@ def be_supervisor(
     has imported the app by itself, what was printed meanwhile.
     """
     stopping = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
-    handled = {*stopping, _job.UNSAVED}
-    of_the_app = _process.silence_handlers(_job.UNSAVED)
+    ours = {_job.UNSAVED, CANCEL}
+    handled = {*stopping, *ours}
+    of_the_app = _process.silence_handlers(ours)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, the kernel keeps no exit status
     wakeup = _process.wakeup_pipe()
     for signum in handled:

@@ -335,6 +335,14 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Cancel:
+    """One job is to end, whether it runs or waits; the others go on."""
+
+    num: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Held:
     """Nothing may start for now: it could not be recorded."""
 
@@ -344,7 +352,7 @@ class Released:
     """Jobs may start again."""
 
 
-Event = Submitted | StartRefused | Returned | Saving | Ending | Gone | Abandoned | Stop | Held | Released
+Event = Submitted | StartRefused | Returned | Saving | Ending | Gone | Abandoned | Stop | Cancel | Held | Released
 
 
 # --- commands: what the schedule wants done, in this order ---

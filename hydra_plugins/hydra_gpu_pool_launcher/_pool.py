@@ -16,6 +16,7 @@ from ._files import SweepFiles
 from ._model import (
     Abandon,
     Abandoned,
+    Cancel,
     Cause,
     Command,
     ConfigurationError,
@@ -75,7 +76,7 @@ class World(Protocol):
     def now(self) -> float:
         """Seconds of the monotonic clock."""
 
-    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Ending | Died]:
+    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died]:
         """What happened; empty when the deadline passed before anything did."""
 
     def open(self, request: Request) -> Earlier | None:
@@ -187,13 +188,13 @@ class Pool:
             self._held = True
             self._tell(Held())
 
-    def _take(self, event: Request | Close | Stop | Ending | Died) -> None:
+    def _take(self, event: Request | Close | Stop | Cancel | Ending | Died) -> None:
         match event:
             case Close():
                 self._closing = True
             case Request():
                 self._launch(event)
-            case Stop():
+            case Stop() | Cancel():
                 self._tell(event)
             case Ending(num):
                 self._running[num].ended = self.world.now()

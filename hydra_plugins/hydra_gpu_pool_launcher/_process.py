@@ -19,7 +19,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -346,10 +346,10 @@ def descriptors() -> dict[int, tuple[int, int]]:
     return {fd: file for fd, file in found.items() if file is not None}
 
 
-def silence_handlers(needed: int) -> dict[int, Action]:
+def silence_handlers(needed: Collection[int]) -> dict[int, Action]:
     """Ignore each signal for which there is a handler in Python, user code that is, and give those handlers.
 
-    And the action for the signal ``needed``, whatever it is, since this process is about to set its own.
+    And the action for each of the ``needed`` ones, whatever it is, since this process is about to set its own.
     """
     found: dict[int, Action] = {}
     for signum in signal.valid_signals():
@@ -357,7 +357,7 @@ def silence_handlers(needed: int) -> dict[int, Action]:
         if callable(handler):
             found[signum] = handler
             signal.signal(signum, signal.SIG_IGN)
-        elif signum == needed:
+        elif signum in needed:
             found[signum] = signal.SIG_DFL if handler is None else handler
     return found
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from ._model import (
     Abandon,
     Abandoned,
+    Cancel,
     Cause,
     Command,
     End,
@@ -159,6 +160,8 @@ class Schedule:
                 return [*self._over(attempt, None, report, now), *self._start(now)]
             case Stop():
                 return self._stop(event, now)
+            case Cancel(num, why):
+                return self._cancel(num, why, now)
             case Held():
                 self._held = True
                 return []
@@ -282,6 +285,19 @@ class Schedule:
             elif attempt.phase is Phase.RUNNING:
                 commands.append(self._interrupt(attempt, Stopped(Cause.CANCELLED, stop.why), stop.signum, now))
         return commands
+
+    def _cancel(self, num: int, why: str, now: float) -> list[Command]:
+        """What ends already, or has ended, does so as it would."""
+        attempt = self._running.get(num)
+        if attempt is not None:
+            if attempt.phase is not Phase.RUNNING:
+                return []
+            return [self._interrupt(attempt, Stopped(Cause.CANCELLED, why), signal.SIGTERM, now)]
+        for queue in (self._queue, self._alone):
+            for entry in [entry for entry in queue if entry.job.num == num]:
+                queue.remove(entry)
+                return [End(entry.job, entry.attempt - 1, cancelled(f"{why}; {_before(entry)}")), *self._start(now)]
+        return []
 
     def _interrupt(self, attempt: _Try, stopped: Stopped, signum: int, now: float) -> Command:
         attempt.phase, attempt.deadline = Phase.STOPPING, now + self.policy.kill_grace_s

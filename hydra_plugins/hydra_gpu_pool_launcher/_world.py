@@ -21,9 +21,12 @@ from ._family import Family, children
 from ._files import SweepFiles
 from ._journal import Journal
 from ._leader import Origin as OriginOfJob
-from ._model import ConfigurationError, Ending, Group, Job, Layout, Policy, Report, Slot, Start, Stop
+from ._model import Cancel, ConfigurationError, Ending, Group, Job, Layout, Policy, Report, Slot, Start, Stop
 from ._pool import Close, Died, Request
 from ._resume import Earlier, take_up, tally
+
+CANCEL = signal.SIGUSR2
+"""To the supervisor, from whoever has asked for the end of a job, see ``_files.ask_to_cancel``."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +97,11 @@ class SystemWorld:
     def now(self) -> float:
         return time.monotonic()
 
-    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Ending | Died]:
+    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died]:
         timeout = None if deadline is None else deadline - time.monotonic()
         watch = {self._origin.channel, self._wakeup[0], *self._lifelines} - self._over
         steps, ready = self._family.wait(timeout, watch)
-        events: list[Request | Close | Stop | Ending | Died] = [
+        events: list[Request | Close | Stop | Cancel | Ending | Died] = [
             Ending(num) if exit_ is None else Died(num, exit_) for num, exit_ in steps.items()
         ]
         for fd in ready:
@@ -108,14 +111,16 @@ class SystemWorld:
                 numbers = set(os.read(fd, 64))
                 if _job.UNSAVED in numbers:
                     self._tell_of_unsaved()
-                if names := sorted(signal.Signals(number).name for number in numbers - {_job.UNSAVED}):
+                if CANCEL in numbers:
+                    events += self._cancelled_by_hand()
+                if names := sorted(signal.Signals(number).name for number in numbers - {_job.UNSAVED, CANCEL}):
                     events += [Stop(f"{' and '.join(names)} to the supervisor", signal.SIGTERM), Close()]
             else:
                 self._over.add(fd)
                 events += [Stop(self._lifelines[fd], signal.SIGTERM), Close()]
         return events
 
-    def _from_main(self) -> list[Request | Close | Stop | Ending | Died]:
+    def _from_main(self) -> list[Request | Close | Stop | Cancel | Ending | Died]:
         try:
             got = os.read(self._origin.channel, 1 << 16)
         except ConnectionResetError:
@@ -133,6 +138,7 @@ class SystemWorld:
             self._take_directory(request.files, request.fresh, aside.append)
         assert self._journal is not None
         self._said_unsaved = False
+        _files.take_cancellations(request.files)  # what a supervisor that was killed did not come to
         earlier = take_up(request.files, request.jobs) if request.resume else None
         self._request = request
         # Main reads only now, and from here: until then, the file may be that of an earlier sweep.
@@ -221,6 +227,11 @@ class SystemWorld:
         except OSError as error:
             return f"the sweep's files cannot be written ({files.root}: {error.strerror})"
         return None
+
+    def _cancelled_by_hand(self) -> list[Cancel]:
+        if self._request is None:
+            return []
+        return [Cancel(num, "somebody cancelled it by hand") for num in _files.take_cancellations(self._request.files)]
 
     def _tell_of_unsaved(self) -> None:
         if self._request is not None and not self._said_unsaved:
