@@ -60,6 +60,7 @@ setup(
         "gpu": ["nvidia-ml-py"],
         "ray": ["hydra-ray-launcher>=1.2"],  # to compare with
         "example": ["scikit-learn", "torch"],
+        "title": ["setproctitle"],  # jobs' names in nvidia-smi, htop and ps
         # What jobs are tested with where torch is there.
         "clients": ["intel-openmp; platform_machine == 'x86_64'", "lightning"],
         "dev": [
@@ -71,6 +72,7 @@ setup(
             "pytest",
             "pytest-timeout",
             "ruff",
+            "setproctitle",
             "setuptools>=77",
             "tox",
         ],

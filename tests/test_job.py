@@ -661,3 +661,23 @@ def test_a_breakpoint_ends_the_job_at_once_and_says_where_to_debug(run_app: RunA
 def test_a_debugger_of_the_users_own_is_left_to_it(run_app: RunApp) -> None:
     done = run_app(DEBUGGED.format(stops="breakpoint()"), env={"PYTHONBREAKPOINT": "builtins.print"})
     assert "went on" in done.stdout
+
+
+# --- its name ---
+
+
+def title() -> str:
+    return Path("/proc/self/cmdline").read_bytes().rstrip(b"\0").decode()
+
+
+def test_a_job_is_known_by_its_number_and_overrides_where_the_library_for_it_is_there(tmp_path: Path) -> None:
+    pytest.importorskip("setproctitle")
+    assert value(tmp_path, title) == "gpu_pool 0"
+    assert outcomes(tmp_path / "more", lambda **_: title(), {"lr": 0.1, "name": "a\nb"})[0].value == (
+        "gpu_pool 0 lr=0.1 name='a\\nb'"
+    )
+
+
+def test_without_the_library_a_job_runs_under_the_apps_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "setproctitle", None)
+    assert value(tmp_path, title) == title()

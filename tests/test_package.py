@@ -136,7 +136,15 @@ def test_the_metadata_says_what_is_needed_and_pins_nothing(metadata: Message) ->
     assert metadata["Version"] == __version__
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License"] == "MIT"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"clients", "ddp", "dev", "example", "gpu", "ray"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {
+        "clients",
+        "ddp",
+        "dev",
+        "example",
+        "gpu",
+        "ray",
+        "title",
+    }
 
     requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
     assert {str(one) for one in requirements if one.marker is None} == {

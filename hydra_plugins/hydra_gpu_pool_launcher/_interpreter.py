@@ -239,6 +239,15 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError(NO_TERMINAL)
 
 
+def set_title(title: str) -> None:
+    """What nvidia-smi, htop and ps show of this process, where the library for it is installed."""
+    try:
+        from setproctitle import setproctitle
+    except ImportError:
+        return
+    setproctitle(title)
+
+
 def freeze_garbage() -> None:
     """Never collect what the app made: its finalizers are user code, and the collector's marks would copy the pages."""
     gc.freeze()

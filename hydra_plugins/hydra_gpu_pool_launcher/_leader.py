@@ -21,10 +21,13 @@ from . import _carry, _interpreter, _process
 from ._files import SweepFiles
 from ._model import ConfigurationError, Job, JobCrashedError, JobError
 from ._result import described
+from ._tail import one_line
 
 T = TypeVar("T")
 
 _BY_HAND = (signal.SIGTERM, signal.SIGINT)
+
+_LONGEST_TITLE = 200
 
 _inherited_streams: list[object] = []  # never finalized: they would flush the app's buffers, or close descriptors
 
@@ -47,6 +50,11 @@ class Assignment:
     visibility: tuple[str, ...] = ()
     oom_score: int = 0
 
+    @property
+    def name(self) -> str:
+        """Of the process, before the job's overrides: its number."""
+        return str(self.job.num)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
@@ -67,6 +75,7 @@ def enter(assignment: Assignment, origin: Origin) -> tuple[_process.Received, _i
     received = _process.Received()
     _lead(origin, origin.handlers)
     _use_log(origin)
+    _set_title(assignment)  # before the environment is changed: the library finds the command's place in memory by it
     _see(assignment)
     return received, _interpreter.forget_exit_hooks()
 
@@ -94,6 +103,7 @@ def enter_fresh(assignment: Assignment, load: Callable[[], T]) -> tuple[_process
     """
     received = _process.Received()  # from here on: an interrupt during the import is one, too
     _use_standard_streams()
+    _set_title(assignment)
     loaded: T | JobError
     try:
         loaded = load()
@@ -116,6 +126,11 @@ def _require_unchanged(assignment: Assignment) -> None:
                 f"set for this job ({assignment.environ.get(name)!r}); set it outside of the app, or use "
                 "hydra.launcher.gpus."
             )
+
+
+def _set_title(assignment: Assignment) -> None:
+    title = f"gpu_pool {assignment.name} {' '.join(assignment.job.overrides)}"
+    _interpreter.set_title(one_line(title)[:_LONGEST_TITLE])
 
 
 def call(job: Job, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -35,6 +35,11 @@ class Rank(Assignment):
     report: Unnamed
     bell: Descriptor
 
+    @property
+    def name(self) -> str:
+        """Of the process: the job's number, and the rank."""
+        return f"{self.job.num} rank {self.rank}"
+
 
 def main(rank: Rank, function: Function, origin: Origin, of_the_app: _interpreter.OfTheApp) -> int:
     """Run the function, in a fork of the job's process; the exit code.
