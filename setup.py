@@ -61,7 +61,7 @@ setup(
         "ray": ["hydra-ray-launcher>=1.2"],  # to compare with
         "example": ["scikit-learn", "torch"],
         # What jobs are tested with where torch is there.
-        "clients": ["intel-openmp; platform_machine == 'x86_64'", "lightning"],
+        "clients": ["accelerate", "intel-openmp; platform_machine == 'x86_64'", "lightning"],
         "dev": [
             "build",
             "hydra-optuna-sweeper",
