@@ -17,7 +17,7 @@ from ._family import Family, children
 from ._forward import LOOK, Signals
 from ._leader import Assignment, Origin
 from ._model import Exit, Group, JobCrashedError
-from ._nodes import NodeError, Nodes, Verdict
+from ._nodes import UNSAID, NodeError, Nodes, Verdict
 from ._process import Unnamed
 from ._rank import Function, Rank
 from ._result import Elsewhere
@@ -290,8 +290,8 @@ class Ranks:
         if failure is not None and (cause is None or cause.node == nodes.node):
             return None, failure
         if cause is None:
-            return None, self._of_another("was ended by another node, which does not say why", final=True)
-        return None, self._of_another(f"was ended by node {cause.node}, where {cause.why}", cause.final)
+            return None, self._of_another(UNSAID, final=True)
+        return None, self._of_another(cause.elsewhere, cause.final)
 
     def _of_another(self, why: str, final: bool) -> Failure:
         job = self.launch.assignment.job
