@@ -20,19 +20,22 @@ import math
 import os
 import pickle
 import socket
+import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import _carry, _interpreter, _process
 from ._carry import Carried, CarriedBody
 from ._failure import Failure, describe
-from ._forward import Signals, ToldError
+from ._forward import LOOK, Signals, ToldError
 from ._group import Launch, Meeting, Ranks
 from ._leader import Assignment
 from ._model import ConfigurationError, Group, JobCancelledError, JobCrashedError, JobError, RemoteTraceback
-from ._nodes import NodeError, Nodes
+from ._nodes import SILENT_S, NodeError, Nodes
 from ._result import Elsewhere
 from ._settings import PORTS
 from ._verdict import signal_name
@@ -98,7 +101,7 @@ class CallInRanks:
                     function=functools.partial(function, *args, **kwargs),
                     carried=carried,
                     signals=signals,
-                    close=frozenset({signals.fd, *self._received.descriptors(), *stores.descriptors()}),
+                    close=lambda: {signals.fd, *self._received.descriptors(), *stores.descriptors()},
                     of_the_app=self._of_the_app,
                 )
                 payload, self.failure = self._run(launch, stores)
@@ -143,8 +146,7 @@ class CallInRanks:
                 payload, failure = Ranks(launch, self._meet(start, stores, nodes), nodes).run()
             except ToldError:
                 if nodes is not None:
-                    with contextlib.suppress(NodeError):
-                        nodes.give_up(start, "it was cancelled")
+                    nodes.give_up(start, "it was cancelled")
                 raise
             if failure is None:
                 return payload, None
@@ -159,13 +161,22 @@ class CallInRanks:
         run_id = f"gpu_pool-{self._job.num}-{os.getpid()}-{start}"
         if nodes is None:
             return Meeting(start, (host, port), run_id)
-        mine = {"job": str(self._job), "ranks": self._group.ranks, "port": port, "run_id": run_id, "pid": os.getpid()}
-        said = nodes.meet(start, {"host": socket.gethostname(), **mine})
+        ddp = self._group.ddp
+        same = {
+            "the same command": str(self._job),
+            "the same ddp.nnodes": ddp.nnodes,
+            "the same ddp.nproc_per_node": self._group.ranks,
+            "the same ddp.max_restarts": ddp.max_restarts,
+        }
+        mine = {"same": same, "port": port, "run_id": run_id, "pid": os.getpid(), "host": socket.gethostname()}
+        said = nodes.meet(start, mine)
         for node, other in said.items():
-            for fact, all_the_same in (("job", "the same command"), ("ranks", "the same ddp.nproc_per_node")):
-                if other[fact] != mine[fact]:
-                    here_and_there = f"has {mine[fact]!r} here and {other[fact]!r} on node {node}"
-                    raise NodeError(f"{here_and_there}: give each machine {all_the_same}", final=True)
+            for all_the_same, fact in same.items():
+                if other["same"][all_the_same] != fact:
+                    here_and_there = f"has {fact!r} here and {other['same'][all_the_same]!r} on node {node}"
+                    why = f"{here_and_there}: give each machine {all_the_same}"
+                    nodes.give_up(start, f"it {why}")
+                    raise NodeError(why, final=True)
         return Meeting(start, (host, said[0]["port"]), said[0]["run_id"])
 
 
@@ -198,9 +209,15 @@ class _Stores:
         # What another thread has opened meanwhile cannot be told from it: then nothing is closed.
         after = {} if _interpreter.other_threads() else _process.descriptors()
         self._opened = {fd: file for fd, file in after.items() if before.get(fd) != file}
+        if group.ddp.nnodes > 1:
+            self._bound_answers()
 
     def descriptors(self) -> set[int]:
-        """Those of the first one, for ranks to close."""
+        """Those of the first one that are still open, for ranks to close.
+
+        To be asked in a rank's own process: here, torch's thread could close one meanwhile, that of a node that knocks
+        say, and its number would be that of the rank's log.
+        """
         return {fd for fd, file in self._opened.items() if _process.identity(fd) == file}
 
     def nodes(self) -> Nodes | None:
@@ -216,30 +233,94 @@ class _Stores:
         return self._host, self._last.port
 
     def _here(self, port: int) -> Any:
+        remedy = "give ddp.rdzv_endpoint a host that this machine has, and a port that is free on it"
         try:
-            return self._distributed.TCPStore(
-                self._host, port, is_master=True, timeout=self._timeout, wait_for_workers=False
-            )
+            store, why = self._made(lambda _: self._store(port, is_master=True))
         except RuntimeError as error:
             why = f"could not open its store at {self._host}:{port} ({_first_line(error)})"
-            remedy = "give ddp.rdzv_endpoint a host that this machine has, and a port that is free on it"
             raise NodeError(f"{why}: {remedy}", final=True) from error
+        if store is None:
+            why = f"could not reach its own store as {self._host} within {self._ddp.rdzv_timeout_s:g} s"
+            raise NodeError(f"{why}: {remedy}", final=True)
+        return store
 
     def _there(self) -> Any:
-        """Node 0 may come later: knock until it is there. torch's own waiting would not hear of a signal."""
-        within_s = self._ddp.rdzv_timeout_s
-        deadline = time.monotonic() + within_s
-        while True:
+        store, why = self._made(self._knock)
+        if store is None:
+            waited = f"waited {self._ddp.rdzv_timeout_s:g} s for node 0 at {self._host}:{self._port}, in vain"
+            raise NodeError(f"{waited} ({why})", final=True)
+        return store
+
+    def _made(self, make: Callable[[_Attempt], Any]) -> tuple[Any, str]:
+        """What ``make`` gives, within ``rdzv_timeout_s``, or None, and why there is none. Raises what it raises.
+
+        It runs in a thread of its own. Here, it would be deaf to signals; and torch waits for ever where something else
+        listens at the endpoint: then the thread is left there, and the job ends with it.
+        """
+        attempt, bell = _Attempt(), self._signals.bell
+
+        def run() -> None:
             try:
-                socket.create_connection((self._host, self._port), timeout=within_s).close()
-                return self._distributed.TCPStore(
-                    self._host, self._port, is_master=False, timeout=self._timeout, wait_for_workers=False
-                )
-            except (OSError, RuntimeError) as error:
-                if time.monotonic() >= deadline:
-                    waited = f"waited {within_s:g} s for node 0 at {self._host}:{self._port}, in vain"
-                    raise NodeError(f"{waited} ({_first_line(error)})", final=True) from error
-            self._signals.pause(0.1)
+                attempt.store = make(attempt)
+            except Exception as error:
+                attempt.error = error
+            attempt.over = True
+            if not attempt.left.is_set():
+                bell.write(bytes([LOOK]))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + self._ddp.rdzv_timeout_s
+        try:
+            while not attempt.over and time.monotonic() < deadline:
+                self._signals.pause(deadline - time.monotonic())
+        finally:
+            attempt.left.set()
+        if not attempt.over:
+            return None, attempt.why
+        thread.join()  # the ranks are forks: of a process with one thread
+        if attempt.error is not None:
+            raise attempt.error
+        return attempt.store, ""
+
+    def _knock(self, attempt: _Attempt) -> Any:
+        """Node 0 may come later: knock until it is there. torch's own attempts are a second apart."""
+        while not attempt.left.is_set():
+            try:
+                attempt.why = "nobody answers"
+                socket.create_connection((self._host, self._port), timeout=self._ddp.rdzv_timeout_s).close()
+                attempt.why = "what listens there is no store of torch's, or hangs"
+                return self._store(self._port, is_master=False)
+            except (OSError, RuntimeError, UnicodeError) as error:
+                attempt.why = _first_line(error)
+            attempt.left.wait(0.1)
+        return None
+
+    def _store(self, port: int, *, is_master: bool) -> Any:
+        return self._distributed.TCPStore(
+            self._host, port, is_master=is_master, timeout=self._timeout, wait_for_workers=False
+        )
+
+    def _bound_answers(self) -> None:
+        """A question to a store that hangs, or whose machine is gone, is to fail, as ``Nodes`` expects it."""
+        limit = struct.pack("ll", math.ceil(SILENT_S), 0)
+        for fd in self._opened:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:  # it may be no socket
+                if connection.getpeername()[1] == self._first.port:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._first.set_timeout(datetime.timedelta(seconds=SILENT_S))
+
+
+@dataclass
+class _Attempt:
+    """To make a store. ``why``: it has not come about so far; ``left``: nobody waits for it any more."""
+
+    store: Any = None
+    error: Exception | None = None
+    over: bool = False
+    why: str = ""
+    left: threading.Event = field(default_factory=threading.Event)
 
 
 def _first_line(error: Exception) -> str:

@@ -150,7 +150,8 @@ class Nodes:
         """
         self._say(start, mine)
         self._listen_anew(self._others)
-        self._wait_for([(start, "verdict", node) for node in self._others], self._live_on)
+        live_on = functools.partial(self._live_on, within_s=SILENT_AFTER_FAILURE_S)
+        self._wait_for([(start, "verdict", node) for node in self._others], live_on)
         verdicts = [verdict for node in range(self.count) if (verdict := self._said(start, node)) is not None]
         self._part(start, SILENT_AFTER_FAILURE_S)
         return min(verdicts, key=lambda verdict: verdict.at) if verdicts else None
@@ -228,7 +229,7 @@ class Nodes:
                     with contextlib.suppress(NodeError):  # what it had to say is known
                         self._wait_for([(start, "over", node)], functools.partial(self._live_on, within_s=within_s))
 
-    def _live_on(self, missing: Sequence[_Key], within_s: float = SILENT_AFTER_FAILURE_S) -> bool:
+    def _live_on(self, missing: Sequence[_Key], within_s: float) -> bool:
         """Of those whose entries are missing: who has left what it had to say may be gone."""
         self._beat()
         self._require_life([key[-1] for key in missing], within_s)
