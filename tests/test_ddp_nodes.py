@@ -22,13 +22,22 @@ from typing import Any
 import pytest
 from support import LIMIT_S
 
-from hydra_plugins.hydra_gpu_pool_launcher import GpuPool, _ddp, _nodes, _process
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool, _ddp, _nodes, _process, _stores
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 PORTS = 8
 """That one test may use, from its base on."""
+
+
+@pytest.fixture(autouse=True)
+def _impatient_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asks for the name of each address that it is connected to, and that of ::1 is often asked of a server.
+
+    One that does not answer, for which a resolver waits five seconds, makes a test slow, and fails none.
+    """
+    monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 @pytest.fixture
@@ -492,7 +501,7 @@ def test_a_signal_while_the_other_half_is_waited_for_ends_the_sweep_at_once(
     machines: Machines, monkeypatch: pytest.MonkeyPatch, node: int, signum: signal.Signals
 ) -> None:
     _report_meetings(machines, monkeypatch)
-    machine = machines.start(never, node=node, kill_grace_s=1e6, ddp={"rdzv_timeout_s": 1e6})
+    machine = machines.start(never, node=node, kill_grace_s=1e6, ddp={"rdzv_timeout_s": 1e300})
     assert machines.heard() == f"node {node} waits"
     os.kill(machine.pid, signum)
     assert machine.wait() == -signum
@@ -518,7 +527,7 @@ def test_a_signal_while_something_else_listens_at_the_endpoint_ends_the_sweep_at
 
 def _report_meetings(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     """Node 0 waits when its store is open, another one as soon as it knocks."""
-    meet, made = _nodes.Nodes.meet, _ddp._Stores._made
+    meet, made = _nodes.Nodes.meet, _stores.Stores._made
 
     def reported_meet(nodes: _nodes.Nodes, start: int, mine: Any) -> Any:
         machines.report(f"node {nodes.node} waits")
@@ -530,7 +539,7 @@ def _report_meetings(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> Non
         return made(stores, make)
 
     monkeypatch.setattr(_nodes.Nodes, "meet", reported_meet)
-    monkeypatch.setattr(_ddp._Stores, "_made", reported_made)
+    monkeypatch.setattr(_stores.Stores, "_made", reported_made)
 
 
 # --- the other half goes ---
@@ -575,7 +584,7 @@ def test_a_job_whose_other_half_is_killed_fails_with_a_sentence(
 
 
 def test_a_node_0_that_hangs_is_lost_too(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_ddp, "SILENT_S", 3.0)  # of its store alone
+    monkeypatch.setattr(_stores, "SILENT_S", 3.0)  # of its store alone
     pair = machines.pair(waiting(machines), kill_grace_s=0.2)
     stopped = pids_of_jobs(machines)[0]
     os.kill(stopped, signal.SIGSTOP)
@@ -658,7 +667,7 @@ def test_a_connection_that_torch_closes_meanwhile_costs_no_rank_the_descriptor_t
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that knocks is such a connection; the next number to be given away is that of the rank's log, say."""
-    init, meet = _ddp._Stores.__init__, _ddp.CallInRanks._meet
+    init, meet = _stores.Stores.__init__, _ddp.CallInRanks._meet
     knocks = []
 
     def knocked(stores: Any, *args: Any) -> None:
@@ -671,7 +680,7 @@ def test_a_connection_that_torch_closes_meanwhile_costs_no_rank_the_descriptor_t
         os.close(knocks[0])
         return meet(ranks, *args)
 
-    monkeypatch.setattr(_ddp._Stores, "__init__", knocked)
+    monkeypatch.setattr(_stores.Stores, "__init__", knocked)
     monkeypatch.setattr(_ddp.CallInRanks, "_meet", closed)
     pair = machines.pair(rank)
     assert [machine.outcome().value for machine in pair] == [0, 0]
