@@ -239,6 +239,27 @@ def test_who_gives_up_while_others_wait_for_a_third_ends_them_at_once() -> None:
     assert world.ended[0] <= 10 + 2 * BEAT_S
 
 
+def test_all_who_wait_hear_of_one_that_gives_up_though_node_0_hears_of_it_first() -> None:
+    def gives_up(nodes: Nodes) -> None:
+        with pytest.raises(ToldError):
+            meet(nodes)
+        nodes.give_up(0, "it was cancelled")
+
+    results = World(5, told={1: 10.0}).play(meet, gives_up, late(0.3, meet), late(0.7, meet))
+    assert [why(results[node]) for node in (0, 2, 3)] == ["was ended by node 1, where it was cancelled"] * 3
+
+
+def test_node_0_does_not_wait_for_one_that_came_and_never_gave_a_sign_of_life() -> None:
+    def gives_up(nodes: Nodes) -> None:
+        with pytest.raises(ToldError):
+            meet(nodes)
+        nodes.give_up(0, "it was cancelled")
+
+    world = World(4, told={1: 10.0}, entries={"gpu_pool/0/here/2": b"{}"})
+    assert why(world.play(meet, gives_up)[0]) == "was ended by node 1, where it was cancelled"
+    assert world.ended[0] <= 10 + SILENT_AFTER_FAILURE_S + 3 * BEAT_S
+
+
 def test_node_0_that_gives_up_does_not_wait_for_who_never_came_or_hears_nothing() -> None:
     def cancelled(nodes: Nodes) -> Any:
         with pytest.raises(ToldError):
@@ -298,6 +319,20 @@ def test_after_a_failure_a_silent_node_is_lost_sooner() -> None:
     lost = world.play(after_meeting(failed), after_meeting(lambda nodes: run_ranks(nodes, 100)))[0]
     assert why(lost) == "lost node 1, not heard of for 5 s"
     assert SILENT_AFTER_FAILURE_S < world.ended[0] <= SILENT_AFTER_FAILURE_S + 3 * BEAT_S
+
+
+def test_silence_before_the_failure_does_not_count_after_it() -> None:
+    def failed(nodes: Nodes) -> Any:
+        run_ranks(nodes, 4)
+        nodes.fail(0)
+        return nodes.settle(0, verdict(nodes, 1.0))
+
+    def busy(nodes: Nodes) -> Any:
+        nodes.pause(8)
+        return nodes.settle(0, None)
+
+    causes = World().play(after_meeting(failed), after_meeting(busy))
+    assert [cause.node for cause in causes] == [0, 0]
 
 
 def test_the_end_of_node_0_is_the_loss_of_it_wherever_another_node_is() -> None:
@@ -481,19 +516,19 @@ class SlowStore(Store):
     def set(self, key: str, value: str | bytes, /) -> None:
         """Write an entry."""
         if len(value) > 1000:
-            self._pause(3.0)
+            self._pause(8.0)
         super().set(key, value)
 
     def get(self, key: str, /) -> bytes:
         """Read one that is there."""
         entry = super().get(key)
         if len(entry) > 1000:
-            self._pause(3.0)
+            self._pause(8.0)
         return entry
 
 
 def test_a_value_may_take_longer_over_a_slow_line_than_a_node_may_be_silent() -> None:
-    value = bytes(40 << 20)  # 40 pieces, two minutes, each way
+    value = bytes(40 << 20)  # 40 pieces, five minutes, each way
 
     def finish(nodes: Nodes) -> Any:
         nodes.store = SlowStore(nodes.store.world, nodes.pause)  # type: ignore[attr-defined]
@@ -534,16 +569,18 @@ def test_node_0_goes_once_a_reader_has_died() -> None:
 
 
 def test_a_signal_is_heard_between_two_pieces() -> None:
-    world = World(told={1: 7.0})
+    world = World(told={1: 10.0})
+
+    def time_goes_by(seconds: float) -> None:
+        world.now += seconds
 
     def slow(nodes: Nodes) -> Any:
-        nodes.store = SlowStore(nodes.store.world, lambda _: None)  # type: ignore[attr-defined]
-        nodes.pause(6.9)
-        world.now = max(world.now, 7.0)
+        nodes.store = SlowStore(world, time_goes_by)
         return nodes.finish(0, None)
 
-    results = world.play(after_meeting(lambda nodes: nodes.finish(0, bytes(5 << 20))), after_meeting(slow))
+    results = world.play(after_meeting(lambda nodes: nodes.finish(0, bytes(9 << 20))), after_meeting(slow))
     assert isinstance(results[1], ToldError)
+    assert world.ended[1] < 20
 
 
 # --- once more ---
