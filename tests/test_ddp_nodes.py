@@ -387,6 +387,20 @@ def test_a_rank_that_ends_on_one_machine_ends_the_job_on_both_and_both_name_it(
     machines.assert_nothing_is_left()
 
 
+def test_ranks_that_notice_nothing_of_a_failure_on_the_other_machine_are_ended_too(machines: Machines) -> None:
+    def job() -> None:
+        join()
+        total(1)
+        if rank() == 1:
+            raise ValueError("only here")
+        while True:
+            signal.pause()
+
+    first, second = machines.pair(job, kill_grace_s=1e6)
+    assert first.error() == "JobCrashedError: job 0 was ended by node 1, where rank 1 raised ValueError: only here"
+    assert second.error() == "ValueError: only here"
+
+
 def test_a_failed_job_is_followed_by_the_next_one_on_both_machines(machines: Machines) -> None:
     def job(x: int) -> float:
         join()
@@ -440,6 +454,8 @@ def test_what_was_cancelled_on_one_machine_is_not_started_again_on_any(machines:
     first, second = machines.pair(job, ddp={"max_restarts": 5})
     assert first.error().endswith("was ended by node 1, where the group was cancelled: SIGTERM was sent to its rank 1")
     assert second.outcome().status == "CANCELLED"
+    for machine in (first, second):
+        assert "starting the group again" not in Path(machine.outcome().log).read_text()
 
 
 # --- the other half is not there ---
@@ -542,6 +558,17 @@ def _report_meetings(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(_stores.Stores, "_made", reported_made)
 
 
+def test_a_signal_while_a_third_machine_is_waited_for_ends_the_job_on_the_one_that_is_there(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _report_meetings(machines, monkeypatch)
+    first, second = machines.pair(never, ddp={"nnodes": 3, "rdzv_timeout_s": 1e6})
+    assert sorted(machines.heard() for _ in range(3)) == ["node 0 waits", "node 1 waits", "node 1 waits"]
+    os.kill(second.pid, signal.SIGINT)
+    assert first.error() == "JobCrashedError: job 0 was ended by node 1, where it was cancelled"
+    assert second.wait() == -signal.SIGINT
+
+
 # --- the other half goes ---
 
 
@@ -581,6 +608,27 @@ def test_a_job_whose_other_half_is_killed_fails_with_a_sentence(
     )
     assert "was ended by SIGKILL" in pair[gone].error()
     machines.assert_nothing_is_left()
+
+
+def test_a_rank_that_dies_while_the_other_half_is_gone_is_the_reason_and_the_group_is_not_started_again(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_nodes, "SILENT_AFTER_FAILURE_S", 1.0)
+
+    def job() -> None:
+        join()
+        total(1)
+        machines.report(f"{rank()} {os.getpid() if rank() == 0 else os.getppid()}")
+        while True:
+            signal.pause()
+
+    first, second = machines.pair(job, ddp={"max_restarts": 3})
+    pids = pids_of_jobs(machines)
+    for number in (1, 0):
+        os.kill(pids[number], signal.SIGKILL)
+    assert first.error().startswith("JobCrashedError: job 0 lost its rank 0, which was ended by SIGKILL")
+    assert "starting the group again" not in Path(first.outcome().log).read_text()
+    assert second.outcome().status == "FAILED"
 
 
 def test_a_node_0_that_hangs_is_lost_too(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
