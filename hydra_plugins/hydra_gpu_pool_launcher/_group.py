@@ -8,7 +8,7 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from . import _files, _interpreter, _leader, _nodes, _rank
@@ -17,7 +17,7 @@ from ._family import Family, children
 from ._forward import LOOK, Signals
 from ._leader import Assignment, Origin
 from ._model import Exit, Group, JobCrashedError
-from ._nodes import NodeError, Nodes, Verdict
+from ._nodes import UNSAID, NodeError, Nodes, Verdict
 from ._process import Unnamed
 from ._rank import Function, Rank
 from ._result import Elsewhere
@@ -29,8 +29,9 @@ from ._verdict import BY_HAND, LOST_AFTER_S
 class Launch:
     """What every start of a group has in common. ``assignment``: the job's, in whose process all of this happens.
 
-    ``carried``: descriptor of what ranks need that are fresh interpreters; None where they are forks. ``close``: the
-    job's own descriptors, for ranks to close. ``of_the_app``: see ``_rank.main``.
+    ``carried``: descriptor of what ranks need that are fresh interpreters; None where they are forks. ``close``: gives
+    the job's own descriptors, for ranks to close; asked by each of them, since a thread of torch's opens and closes
+    some at any time. ``of_the_app``: see ``_rank.main``.
     """
 
     assignment: Assignment
@@ -38,7 +39,7 @@ class Launch:
     function: Function
     carried: int | None
     signals: Signals
-    close: frozenset[int]
+    close: Callable[[], set[int]]
     of_the_app: _interpreter.OfTheApp
 
 
@@ -132,7 +133,7 @@ class Ranks:
                 origin = Origin(
                     parent=os.getpid(),
                     log=log,
-                    close={*launch.close, *self._family.descriptors(), *others},
+                    close={*self._family.descriptors(), *others},
                     mask=frozenset(),
                     handlers=launch.signals.before(),
                 )
@@ -148,6 +149,7 @@ class Ranks:
     def _begin(self, rank: Rank, origin: Origin) -> int:
         """In the rank's process, right after the fork."""
         launch = self.launch
+        origin = replace(origin, close={*origin.close, *launch.close()})
         if launch.carried is not None:
             _leader.become_fresh(rank, origin, launch.carried, {rank.report.fd, rank.bell.fd})
         return _rank.main(rank, launch.function, origin, launch.of_the_app)
@@ -300,8 +302,8 @@ class Ranks:
         if failure is not None and (cause is None or cause.node == nodes.node):
             return None, failure
         if cause is None:
-            return None, self._of_another("was ended by another node, which does not say why", final=True)
-        return None, self._of_another(f"was ended by node {cause.node}, where {cause.why}", cause.final)
+            return None, self._of_another(UNSAID, final=True)
+        return None, self._of_another(cause.elsewhere, cause.final)
 
     def _of_another(self, why: str, final: bool) -> Failure:
         job = self.launch.assignment.job
