@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from . import _files, _interpreter, _leader, _nodes, _rank
-from ._failure import End, Failure, Said, describe, first_failure
+from ._failure import SEEN_LATE_S, End, Failure, Said, describe, first_failure
 from ._family import Family, children
 from ._forward import LOOK, Signals
 from ._leader import Assignment, Origin
@@ -77,6 +77,7 @@ class Ranks:
     _failing: bool = False
     _refused: Failure | None = None
     _lost: NodeError | None = None
+    _fail_at: float = math.inf
     _kill_at: float = math.inf
     _look_at: float = math.inf
 
@@ -173,7 +174,9 @@ class Ranks:
     # --- watching ---
 
     def _wait(self) -> None:
-        until = min(self._kill_at, self._look_at, *(member.abandon_at for member in self._members.values()))
+        until = min(
+            self._fail_at, self._kill_at, self._look_at, *(member.abandon_at for member in self._members.values())
+        )
         timeout = None if until == math.inf else until - time.monotonic()
         steps, ready = self._family.wait(timeout, [self.launch.signals.fd])
         for rank, exit_ in steps.items():
@@ -196,8 +199,8 @@ class Ranks:
         """A rank has ended its function; its process may take its time to end, and the others wait for it."""
         for rank, member in self._members.items():
             member.said = member.said or _said(member.report)
-            if member.said is not None and End(rank, 0.0, None, member.said, member.stopped).failed:
-                self._fail()
+            if member.said is not None:
+                self._judge(End(rank, 0.0, None, member.said, member.stopped))
 
     def _ended(self, rank: int, member: _Member, exit_: Exit | None) -> None:
         if member.seen is None:
@@ -207,11 +210,18 @@ class Ranks:
             member.abandon_at = time.monotonic() + LOST_AFTER_S
         else:
             member.gone, member.exit, member.abandon_at = True, exit_, math.inf
-        if End(rank, member.seen, member.exit, member.said, member.stopped).failed:
+        self._judge(End(rank, member.seen, member.exit, member.said, member.stopped))
+
+    def _judge(self, end: End) -> None:
+        """End the others where this one has failed; not at once where one of them is about to say of what."""
+        if end.failed and end.misses_another:
+            self._fail_at = min(self._fail_at, time.monotonic() + SEEN_LATE_S)
+        elif end.failed:
             self._fail()
 
     def _fail(self) -> None:
         """A rank has failed, here or on another node: the others would wait for it."""
+        self._fail_at = math.inf
         if self._failing:
             return
         self._failing = True
@@ -234,6 +244,8 @@ class Ranks:
                     failing = self.nodes.look(self.meeting.start)
             if failing or self._lost is not None:
                 self._fail()
+        if now >= self._fail_at:
+            self._fail()
         if now >= self._kill_at:
             self._kill_at = math.inf
             for rank, member in self._members.items():
