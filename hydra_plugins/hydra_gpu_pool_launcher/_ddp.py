@@ -12,6 +12,7 @@ environment, so that ``init_process_group`` and all that is built on it take the
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import functools
 import importlib.metadata
@@ -98,7 +99,7 @@ class CallInRanks:
                     function=functools.partial(function, *args, **kwargs),
                     carried=carried,
                     signals=signals,
-                    close=frozenset({signals.fd, *self._received.descriptors(), *stores.descriptors()}),
+                    close=frozenset({signals.fd, *self._received.descriptors()}),
                     of_the_app=self._of_the_app,
                 )
                 payload, self.failure = self._run(launch, stores)
@@ -140,7 +141,9 @@ class CallInRanks:
         nodes = stores.nodes()
         for start in range(ddp.max_restarts + 1):
             try:
-                payload, failure = Ranks(launch, self._meet(start, stores, nodes), nodes).run()
+                meeting = self._meet(start, stores, nodes)
+                close = launch.close.union(stores.descriptors())
+                payload, failure = Ranks(dataclasses.replace(launch, close=close), meeting, nodes).run()
             except ToldError:
                 if nodes is not None:
                     with contextlib.suppress(NodeError):
@@ -193,14 +196,21 @@ class _Stores:
         host, _, port = group.ddp.rdzv_endpoint.rpartition(":")
         self._host = host.strip("[]")
         self._port = int(port) and int(port) + num % PORTS
+        self._opened: dict[int, tuple[int, int]] = {}
+        with self._noting_descriptors():
+            self._last = self._first = self._here(self._port) if group.ddp.node_rank == 0 else self._there()
+
+    @contextlib.contextmanager
+    def _noting_descriptors(self) -> Iterator[None]:
+        """Those that are opened meanwhile. What another thread has opened cannot be told from them: then none is."""
         before = _process.descriptors()
-        self._last = self._first = self._here(self._port) if group.ddp.node_rank == 0 else self._there()
-        # What another thread has opened meanwhile cannot be told from it: then nothing is closed.
-        after = {} if _interpreter.other_threads() else _process.descriptors()
-        self._opened = {fd: file for fd, file in after.items() if before.get(fd) != file}
+        yield
+        if not _interpreter.other_threads():
+            after = _process.descriptors()
+            self._opened |= {fd: file for fd, file in after.items() if before.get(fd) != file}
 
     def descriptors(self) -> set[int]:
-        """Those of the first one, for ranks to close."""
+        """Those of all that are there now, for ranks to close."""
         return {fd for fd, file in self._opened.items() if _process.identity(fd) == file}
 
     def nodes(self) -> Nodes | None:
@@ -212,7 +222,8 @@ class _Stores:
     def master(self, start: int) -> tuple[str, int]:
         """Where the ranks find the store for this start of the group; only node 0 knows, where it is not the first."""
         if start > 0 and self._ddp.node_rank == 0:
-            self._last = self._here(0)
+            with self._noting_descriptors():
+                self._last = self._here(0)
         return self._host, self._last.port
 
     def _here(self, port: int) -> Any:

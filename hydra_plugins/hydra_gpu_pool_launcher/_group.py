@@ -22,7 +22,7 @@ from ._process import Unnamed
 from ._rank import Function, Rank
 from ._result import Elsewhere
 from ._torchrun import rank_environ
-from ._verdict import LOST_AFTER_S
+from ._verdict import BY_HAND, LOST_AFTER_S
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class Ranks:
         for rank, member in self._members.items():
             if member.seen is None and member.said is None:
                 member.stopped = True
-                if signal.SIGTERM not in self._forwarded:  # a second one may mean something else to it
+                if not self._forwarded & BY_HAND:  # it knows; another signal would end it while it saves what it has
                     self._family.signal(rank, signal.SIGTERM)
         if self.nodes is not None and self._lost is None:
             with self._noting_losses():
