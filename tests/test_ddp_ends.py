@@ -200,6 +200,15 @@ def test_a_rank_that_has_ended_well_lets_the_others_take_their_time(tmp_path: Pa
     assert result.value == 2, result.error
 
 
+def test_no_rank_begins_before_all_are_there_since_the_store_is_at_work_from_then_on(tmp_path: Path) -> None:
+    def job() -> int:
+        job_process = os.getppid()
+        return len(Path(f"/proc/{job_process}/task/{job_process}/children").read_text().split())
+
+    results = groups(tmp_path, job, {}, {}, {}, nproc_per_node=8)
+    assert [result.value for result in results] == [8, 8, 8]
+
+
 # --- with their sweep ---
 
 RANKS = """
@@ -498,27 +507,23 @@ def job(x):
     port = int(os.environ["MASTER_PORT"])
     return float(total), port, begun, time.monotonic()
 
-def sweep(jobs, slots):
-    calls = [dict(x=x) for x in range(jobs)]
-    pool = GpuPool(gpus=[], cpu_slots=slots, mode="ddp", ddp=dict(nproc_per_node=2), progress="none")
-    return [o.value or o.error for o in pool.map(job, calls)]
+calls = [dict(x=x) for x in range(20)]
+pool = GpuPool(gpus=[], cpu_slots=2, mode="ddp", ddp=dict(nproc_per_node=2), progress="none")
+print([o.value or str(o.error) for o in pool.map(job, calls)])
 """
 
 
-def test_forty_groups_two_at_once_beside_another_sweep_do_not_meet_each_others_ranks(tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text(BUSY + "import sys\nprint(sweep(*map(int, sys.argv[1:])))\n")
+def test_forty_groups_of_two_sweeps_side_by_side_do_not_meet_each_others_ranks(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(BUSY)
     with contextlib.ExitStack() as stack:
-        apps = [
-            stack.enter_context(
-                subprocess.Popen([sys.executable, "app.py", jobs, "2"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-            )
-            for jobs in ("40", "20")
-        ]
+        command = [sys.executable, "app.py"]
+        apps = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        for app in apps:
+            stack.enter_context(app)
+            stack.callback(app.kill)
         found = [app.communicate(timeout=LIMIT_S)[0] for app in apps]
     sweeps = [eval(text, {"__builtins__": {}}) for text in found]  # of our own app
-    assert [[value[0] for value in values] for values in sweeps] == [
-        [float(3 + 2 * x) for x in range(jobs)] for jobs in (40, 20)
-    ]
+    assert [[value[0] for value in values] for values in sweeps] == [[float(3 + 2 * x) for x in range(20)]] * 2
     groups_ = [value[1:] for values in sweeps for value in values]
     at_once = [
         (one, other)

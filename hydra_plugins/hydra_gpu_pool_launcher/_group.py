@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from . import _files, _interpreter, _leader, _nodes, _rank
+from . import _files, _interpreter, _leader, _nodes, _process, _rank
 from ._failure import SEEN_LATE_S, End, Failure, Said, describe, first_failure
 from ._family import Family, children
-from ._forward import LOOK, Signals
+from ._forward import LOOK, Signals, ToldError
 from ._leader import Assignment, Origin
 from ._model import Exit, Group, JobCrashedError
 from ._nodes import NodeError, Nodes, Verdict
@@ -80,6 +80,7 @@ class Ranks:
     _fail_at: float = math.inf
     _kill_at: float = math.inf
     _look_at: float = math.inf
+    _gate: tuple[int, int] = field(default_factory=_process.hidden_pipe)
 
     def run(self) -> tuple[bytes | None, Failure | None]:
         """Start them, and block until all are gone: the value of the group's rank 0, pickled, or why there is none."""
@@ -90,12 +91,30 @@ class Ranks:
                 self._wait()
             return self._outcome()
         finally:
-            for member in self._members.values():
-                os.close(member.report.fd)
+            for fd in (*self._gate, *(member.report.fd for member in self._members.values())):
+                os.close(fd)
 
     # --- starting ---
 
     def _start_all(self) -> None:
+        """All of them are there before the first one begins.
+
+        Where one asks the store for something while another is forked, the store's own thread is at work, for a name of
+        the new connection say, and the locks that it holds in the C library would be held in that fork for ever.
+        """
+        self._fork_all()
+        if self.nodes is not None and not self._failing:
+            try:
+                with self._noting_losses():
+                    self.nodes.gather(self.meeting.start)
+            except ToldError as error:
+                self._forward(error.signum)
+            if self._lost is not None:
+                self._fail()
+        if not self._failing:
+            os.write(self._gate[1], b"x")  # read by none of them: it can be read by all
+
+    def _fork_all(self) -> None:
         if self.nodes is not None:
             self._look_at = time.monotonic()
         _interpreter.pause_openmp()
@@ -128,12 +147,13 @@ class Ranks:
                     rank=rank,
                     report=report,
                     bell=launch.signals.bell,
+                    gate=self._gate[0],
                 )
                 others = (member.report.fd for member in self._members.values())
                 origin = Origin(
                     parent=os.getpid(),
                     log=log,
-                    close={*launch.close, *self._family.descriptors(), *others},
+                    close={*launch.close, *self._family.descriptors(), *others, self._gate[1]},
                     mask=frozenset(),
                     handlers=launch.signals.before(),
                 )
@@ -150,7 +170,7 @@ class Ranks:
         """In the rank's process, right after the fork."""
         launch = self.launch
         if launch.carried is not None:
-            _leader.become_fresh(rank, origin, launch.carried, {rank.report.fd, rank.bell.fd})
+            _leader.become_fresh(rank, origin, launch.carried, {rank.report.fd, rank.bell.fd, rank.gate})
         return _rank.main(rank, launch.function, origin, launch.of_the_app)
 
     def _environ(self, local: int) -> dict[str, str]:
@@ -190,10 +210,13 @@ class Ranks:
             if number == LOOK:
                 self._look_for_words()
             else:
-                self._forwarded.add(number)
-                for rank, member in self._members.items():
-                    if member.seen is None:
-                        self._family.signal(rank, number)
+                self._forward(number)
+
+    def _forward(self, signum: int) -> None:
+        self._forwarded.add(signum)
+        for rank, member in self._members.items():
+            if member.seen is None:
+                self._family.signal(rank, signum)
 
     def _look_for_words(self) -> None:
         """A rank has ended its function; its process may take its time to end, and the others wait for it."""

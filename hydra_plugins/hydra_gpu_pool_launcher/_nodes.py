@@ -104,6 +104,12 @@ class Nodes:
         self._heard = {node: (b"", self.clock()) for node in self._others}
         return {node: json.loads(self._get(start, "here", node)) for node in range(self.count)}
 
+    def gather(self, start: int) -> None:
+        """Block until the ranks of all nodes are started, and may begin; or until the start is failing."""
+        self._set("", start, "started", self.node)
+        keys = ((start, "started", node) for node in range(self.count))
+        self._wait_for(keys, functools.partial(self.look, start))
+
     def look(self, start: int) -> bool:
         """Give a sign of life, and look for those of the others. To be called every ``BEAT_S``.
 

@@ -28,12 +28,14 @@ Function = Callable[[], Any]
 class Rank(Assignment):
     """What the process of a rank is told. ``rank``: in the whole group; ``report``: the file for what it has to say.
 
-    ``bell``: what ``LOOK`` is written to when that is there.
+    ``bell``: what ``LOOK`` is written to when that is there. ``gate``: descriptor that is readable when all ranks are
+    there, and not to be read from.
     """
 
     rank: int
     report: Unnamed
     bell: Descriptor
+    gate: int
 
 
 def main(rank: Rank, function: Function, origin: Origin, of_the_app: _interpreter.OfTheApp) -> int:
@@ -45,6 +47,7 @@ def main(rank: Rank, function: Function, origin: Origin, of_the_app: _interprete
     received, of_the_job = _leader.enter(rank, origin)
     if rank.rank != 0:
         _interpreter.leave_log_files(of_the_app)
+    _wait_for_the_others(rank)
     return _run_to_the_end(rank, function, received, of_the_job)
 
 
@@ -52,10 +55,16 @@ def main_of_fresh(rank: Rank, load: Callable[[], Function]) -> int:
     """The same, in the fresh interpreter that ``_leader.become_fresh`` has started. ``load`` imports the app."""
     for fd in (rank.report.fd, rank.bell.fd):
         os.set_inheritable(fd, False)
+    _wait_for_the_others(rank)
     received, function = _leader.enter_fresh(rank, load)
     if isinstance(function, JobError):
         return _end(rank, PlainBody.failure(rank.job, function), time.monotonic(), received, _NOTHING_OF_THE_APP)
     return _run_to_the_end(rank, function, received, _NOTHING_OF_THE_APP)
+
+
+def _wait_for_the_others(rank: Rank) -> None:
+    _process.wait_readable([rank.gate])
+    os.close(rank.gate)
 
 
 _NOTHING_OF_THE_APP = _interpreter.OfTheApp([], None)
