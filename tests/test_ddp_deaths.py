@@ -103,6 +103,7 @@ ROWS = [
     dies("segmentation_fault", "was ended by SIGSEGV"),
     dies("segmentation_fault", "was ended by SIGSEGV", who=0),
     dies("sigabrt", "was ended by SIGABRT"),
+    Row("dies_after_its_outcome", COMPLETED),
     cancels("is_sent_sigterm", "SIGTERM", spawn=True),
     cancels("is_sent_sigterm", "SIGTERM", who=0),
     cancels("is_sent_sigint", "SIGINT", spawn=True),
