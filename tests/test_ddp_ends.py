@@ -22,6 +22,7 @@ from hydra_plugins.hydra_gpu_pool_launcher import (
     JobOutcome,
     JobTimeoutError,
     Status,
+    _family,
     _group,
 )
 
@@ -372,6 +373,31 @@ def test_a_signal_that_asks_for_a_checkpoint_goes_to_every_rank_and_cancels_noth
     (result,) = groups(tmp_path, job)
     assert result.value == 5, result.error
     assert sorted(path.name for path in tmp_path.glob("saved*")) == ["saved0", "saved1"]
+
+
+def test_a_rank_whose_end_the_kernel_does_not_tell_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reap = _family._reap_leader
+    in_a_job = "GPU_POOL_JOB_NUM"
+    monkeypatch.setattr(_family, "_reap_leader", lambda pid: None if in_a_job in os.environ else reap(pid))
+    monkeypatch.setattr(_group, "LOST_AFTER_S", 0.2)
+
+    def job() -> None:
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rest()
+
+    (result,) = groups(tmp_path, job)
+    assert "lost its rank 1, which did not die within 10 s of SIGKILL" in str(result.error)
+
+
+def test_a_rank_has_the_signal_handlers_of_a_new_process(tmp_path: Path) -> None:
+    def job() -> list[bool]:
+        others = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+        default = [signal.getsignal(signum) is signal.SIG_DFL for signum in others]
+        return [signal.getsignal(signal.SIGINT) is signal.default_int_handler, *default]
+
+    (result,) = groups(tmp_path, job)
+    assert result.value == [True] * 6
 
 
 # --- started again ---
