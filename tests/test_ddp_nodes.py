@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from support import LIMIT_S
 
-from hydra_plugins.hydra_gpu_pool_launcher import GpuPool, _ddp, _nodes, _process, _stores
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool, _group, _nodes, _process, _stores
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
@@ -715,20 +715,27 @@ def test_a_connection_that_torch_closes_meanwhile_costs_no_rank_the_descriptor_t
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that knocks is such a connection; the next number to be given away is that of the rank's log, say."""
-    init, meet = _stores.Stores.__init__, _ddp.CallInRanks._meet
-    knocks = []
+    forget, fork_all = _stores.Stores.forget, _group.Ranks._fork_all
+    knocks: list[int] = []
 
-    def knocked(stores: Any, *args: Any) -> None:
+    def knocked(stores: Any) -> None:
         knocks.append(socket.socket().detach())
-        init(stores, *args)
         knock = _process.Descriptor.of(knocks[0])
         stores._opened[knock.fd] = knock.file
+        forget(stores)
 
-    def closed(ranks: Any, *args: Any) -> Any:
-        os.close(knocks[0])
-        return meet(ranks, *args)
+    def closed(ranks: Any) -> None:
+        if knocks:
+            os.close(knocks.pop())
+        fork_all(ranks)
 
-    monkeypatch.setattr(_stores.Stores, "__init__", knocked)
-    monkeypatch.setattr(_ddp.CallInRanks, "_meet", closed)
-    pair = machines.pair(rank)
+    monkeypatch.setattr(_stores.Stores, "forget", knocked)
+    monkeypatch.setattr(_group.Ranks, "_fork_all", closed)
+    pair = machines.pair(fails_at_first, ddp={"max_restarts": 1})
     assert [machine.outcome().value for machine in pair] == [0, 0]
+
+
+def fails_at_first() -> int:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("at first")
+    return rank()

@@ -20,19 +20,18 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from . import _carry, _interpreter, _process
 from ._carry import Carried, CarriedBody
 from ._failure import Failure, describe
-from ._forward import Signals, ToldError
+from ._forward import Signals
 from ._group import Launch, Meeting, Ranks
 from ._leader import Assignment
-from ._model import ConfigurationError, Group, JobCancelledError, JobCrashedError, JobError, RemoteTraceback
+from ._model import ConfigurationError, Group, Job, JobError, RemoteTraceback
 from ._nodes import NodeError, Nodes
-from ._result import Elsewhere
 from ._stores import Stores
-from ._verdict import signal_name
 
 _OLDEST_TORCH = (2, 5)
 
@@ -84,24 +83,17 @@ class CallInRanks:
     def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         self._body.settle(*args)
         with Signals() as signals, self._packed(args, kwargs) as carried:
-            try:
-                stores = Stores(self._group, self._job.num, signals)
-                launch = Launch(
-                    assignment=self._assignment,
-                    group=self._group,
-                    function=functools.partial(function, *args, **kwargs),
-                    carried=carried,
-                    signals=signals,
-                    close=lambda: {signals.fd, *self._received.descriptors(), *stores.descriptors()},
-                    of_the_app=self._of_the_app,
-                )
-                payload, self.failure = self._run(launch, stores)
-            except NodeError as error:
-                crash = JobCrashedError(self._job.num, self._job.overrides, error.why)
-                self.failure = Failure(None, crash, Elsewhere(crashed=True))
-            except ToldError as error:
-                why = f"was cancelled: {signal_name(error.signum)} was sent to its process"
-                self.failure = Failure(None, JobCancelledError(self._job.num, self._job.overrides, why))
+            stores = Stores(self._group, self._job.num, signals)
+            launch = Launch(
+                assignment=self._assignment,
+                group=self._group,
+                function=functools.partial(function, *args, **kwargs),
+                carried=carried,
+                signals=signals,
+                close=lambda: {signals.fd, *self._received.descriptors(), *stores.descriptors()},
+                of_the_app=self._of_the_app,
+            )
+            payload, self.failure = self._run(launch, stores)
         if self.failure is None:
             assert payload is not None
             return pickle.loads(payload)
@@ -131,44 +123,55 @@ class CallInRanks:
     def _run(self, launch: Launch, stores: Stores) -> tuple[bytes | None, Failure | None]:
         """The value, pickled, or why there is none: the group is started, and again as often as max_restarts says."""
         ddp = self._group.ddp
-        nodes = stores.nodes()
+        rendezvous = _Rendezvous(self._job, self._group, stores)
         for start in range(ddp.max_restarts + 1):
-            try:
-                payload, failure = Ranks(launch, self._meet(start, stores, nodes), nodes).run()
-            except ToldError:
-                if nodes is not None:
-                    nodes.give_up(start, "it was cancelled")
-                raise
+            payload, failure = Ranks(launch, start, rendezvous).run()
             if failure is None:
                 return payload, None
             again = start < ddp.max_restarts and not failure.final
             _tell(failure, f"starting the group again, {start + 1} of {ddp.max_restarts}" if again else None)
             if not again:
                 break
+            stores.forget()
         return None, failure
 
-    def _meet(self, start: int, stores: Stores, nodes: Nodes | None) -> Meeting:
-        host, port = stores.master(start)
-        run_id = f"gpu_pool-{self._job.num}-{os.getpid()}-{start}"
-        if nodes is None:
-            return Meeting(start, (host, port), run_id)
-        ddp = self._group.ddp
+
+@dataclass
+class _Rendezvous:
+    """See ``_group.Rendezvous``."""
+
+    job: Job
+    group: Group
+    stores: Stores
+    nodes: Nodes | None = None
+
+    def meet(self, start: int) -> Meeting:
+        host, port = self.stores.open(start)
+        run_id = f"gpu_pool-{self.job.num}-{os.getpid()}-{start}"
+        self.nodes = self.nodes or self.stores.nodes()
+        if self.nodes is None:
+            return Meeting((host, port), run_id)
+        ddp = self.group.ddp
         same = {
-            "the same command": str(self._job),
+            "the same command": str(self.job),
             "the same ddp.nnodes": ddp.nnodes,
-            "the same ddp.nproc_per_node": self._group.ranks,
+            "the same ddp.nproc_per_node": self.group.ranks,
             "the same ddp.max_restarts": ddp.max_restarts,
         }
         mine = {"same": same, "port": port, "run_id": run_id, "pid": os.getpid(), "host": socket.gethostname()}
-        said = nodes.meet(start, mine)
+        said = self.nodes.meet(start, mine)
         for node, other in said.items():
             for all_the_same, fact in same.items():
                 if other["same"][all_the_same] != fact:
                     here_and_there = f"has {fact!r} here and {other['same'][all_the_same]!r} on node {node}"
                     why = f"{here_and_there}: give each machine {all_the_same}"
-                    nodes.give_up(start, f"it {why}")
+                    self.give_up(start, f"it {why}")
                     raise NodeError(why, final=True)
-        return Meeting(start, (host, said[0]["port"]), said[0]["run_id"])
+        return Meeting((host, said[0]["port"]), said[0]["run_id"])
+
+    def give_up(self, start: int, why: str) -> None:
+        if self.nodes is not None:
+            self.nodes.give_up(start, why)
 
 
 def _tell(failure: Failure, then: str | None) -> None:

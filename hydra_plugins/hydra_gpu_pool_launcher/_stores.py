@@ -44,16 +44,31 @@ class Stores:
         host, _, port = group.ddp.rdzv_endpoint.rpartition(":")
         self._host = host.strip("[]")
         self._port = int(port) and int(port) + num % PORTS
+        self._first: Any = None
+        self._last: Any = None
+        self._opened: dict[int, tuple[int, int]] = {}
+
+    def open(self, start: int) -> tuple[str, int]:
+        """Open the one of this start; host and port of it. Only node 0 knows the port, where it is not the first."""
         before = _process.descriptors()
-        self._last = self._first = self._here(self._port) if group.ddp.node_rank == 0 else self._there()
+        if start == 0:
+            self._last = self._first = self._here(self._port) if self._ddp.node_rank == 0 else self._there()
+        elif self._ddp.node_rank == 0:
+            self._last = self._here(0)
         opened = {fd: file for fd, file in _process.descriptors().items() if before.get(fd) != file}
-        if group.ddp.nnodes > 1:
+        if start == 0 and self._ddp.nnodes > 1:
             self._bound_answers(opened)
         # What another thread has opened meanwhile cannot be told from it: then nothing is closed.
-        self._opened = {} if _interpreter.other_threads() else opened
+        self._opened |= {} if _interpreter.other_threads() else opened
+        return self._host, self._last.port
+
+    def forget(self) -> None:
+        """Before ranks are forked again: the last one's thread ends with it. What the nodes have is kept for them."""
+        self._first = self._first if self._ddp.nnodes > 1 else None
+        self._last = self._first
 
     def descriptors(self) -> set[int]:
-        """Those of the first one that are still open, for ranks to close.
+        """Those that are still open, for ranks to close.
 
         To be asked in a rank's own process: here, torch's thread could close one meanwhile, that of a node that knocks
         say, and its number would be that of the rank's log.
@@ -65,12 +80,6 @@ class Stores:
         if self._ddp.nnodes == 1:
             return None
         return Nodes(self._first, self._ddp.node_rank, self._ddp.nnodes, self._ddp.rdzv_timeout_s, self._signals.pause)
-
-    def master(self, start: int) -> tuple[str, int]:
-        """Where the ranks find the store for this start of the group; only node 0 knows, where it is not the first."""
-        if start > 0 and self._ddp.node_rank == 0:
-            self._last = self._here(0)
-        return self._host, self._last.port
 
     def _here(self, port: int) -> Any:
         remedy = "give ddp.rdzv_endpoint a host that this machine has, and a port that is free on it"
