@@ -202,11 +202,20 @@ def test_a_rank_that_has_ended_well_lets_the_others_take_their_time(tmp_path: Pa
 
 
 def test_no_rank_begins_before_all_are_there_since_the_store_is_at_work_from_then_on(tmp_path: Path) -> None:
-    def job() -> int:
-        job_process = os.getppid()
-        return len(Path(f"/proc/{job_process}/task/{job_process}/children").read_text().split())
+    read, write = os.pipe()
 
-    results = groups(tmp_path, job, {}, {}, {}, nproc_per_node=8)
+    def job() -> int:
+        if rank() != 0:
+            os.read(read, 1)
+            return 0
+        job_process = os.getppid()
+        there = len(Path(f"/proc/{job_process}/task/{job_process}/children").read_text().split())
+        os.write(write, b"x" * 7)
+        return there
+
+    results = groups(tmp_path, job, {}, {}, {}, cpu_slots=1, nproc_per_node=8)
+    os.close(read)
+    os.close(write)
     assert [result.value for result in results] == [8, 8, 8]
 
 
@@ -354,7 +363,7 @@ def test_a_signal_to_the_jobs_process_goes_to_its_ranks_and_cancels_it(
     assert len(list(tmp_path.glob("saved*"))) == (2 if returns else 0)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT])
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGHUP])
 def test_a_signal_that_asks_for_a_checkpoint_goes_to_every_rank_and_cancels_nothing(
     tmp_path: Path, meeting: Meeting, signum: signal.Signals
 ) -> None:

@@ -82,6 +82,10 @@ def test_a_rank_that_misses_another_one_failed_of_what_that_one_says_a_moment_la
     assert failure(over(0, 1.0, raised(1.0, LOST)), over(1, 9.0, raised(9.0, ValueError("x")))).rank == 0
 
 
+def test_a_rank_that_was_told_to_end_has_no_other_ones_word_to_wait_for() -> None:
+    assert not over(0, 1.0, raised(1.0, LOST, signal.SIGTERM)).misses_another
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "misses"),
     [
@@ -102,6 +106,7 @@ def test_what_was_stopped_is_no_failure_however_it_ends() -> None:
     ends = [over(0, 1.0, raised(1.0, ValueError("x"))), dead(1, 1.1, signal.SIGTERM, stopped=True)]
     assert failure(*ends, dead(2, 1.0, signal.SIGKILL, stopped=True)).rank == 0
     assert failure(*ends, over(2, 1.5, returned(1.4, signal.SIGTERM), stopped=True)).rank == 0
+    assert first_failure(JOB, [over(2, 1.5, returned(1.4, signal.SIGTERM), stopped=True)]) is None
 
 
 def test_an_end_without_a_result_is_a_crash_whatever_the_exit_code() -> None:
