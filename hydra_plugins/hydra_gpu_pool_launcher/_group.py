@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -247,9 +248,23 @@ class Ranks:
         self._forwarded.add(signum)
         if signum in BY_HAND and self._told is None:
             self._told = signum, time.monotonic()
+            self._tell_of(signum)
+        if signum in {signal.SIGTERM, signal.SIGINT}:  # what some of them make of it, others may wait for without end
+            self._kill_at = min(self._kill_at, time.monotonic() + self.launch.group.kill_grace_s)
         for rank, member in self._members.items():
             if member.seen is None:
                 self._family.signal(rank, signum)
+
+    def _tell_of(self, signum: int) -> None:
+        """In the job's log: where a group hangs, who of it does."""
+        alive = {rank: member.seen is None and member.said is None for rank, member in self._members.items()}
+        running = ", ".join(str(rank) for rank, runs in alive.items() if runs) or "none"
+        ended = ", ".join(str(rank) for rank, runs in alive.items() if not runs)
+        print(
+            f"gpu_pool: {signal_name(signum)}, passed on to the ranks that run: {running}"
+            + (f"; ended before: {ended}" if ended else ""),
+            file=sys.stderr,
+        )
 
     def _look_for_words(self) -> None:
         """A rank has ended its function; its process may take its time to end, and the others wait for it."""
@@ -289,7 +304,7 @@ class Ranks:
         if self._failing:
             return
         self._failing = True
-        self._kill_at = time.monotonic() + self.launch.group.kill_grace_s
+        self._kill_at = min(self._kill_at, time.monotonic() + self.launch.group.kill_grace_s)
         for rank, member in self._members.items():
             if member.seen is None and member.said is None:
                 member.stopped = True
