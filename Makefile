@@ -6,13 +6,16 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-gpu chaos check clean
+.PHONY: help demo demo-ddp test test-all test-gpu chaos check clean
 
 help: ## these lines
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
 demo: $(INSTALLED) ## the example's sweep: two learning rates, side by side; the files go to multirun/
 	$(BIN)/python example_app/train.py -m lr=1e-3,1e-4 hydra/launcher=gpu_pool
+
+demo-ddp: $(INSTALLED) ## the same, each job a group of two ranks, on CPU ranks where there are no GPUs
+	$(BIN)/python example_app/train.py -m lr=1e-3,1e-4 hydra/launcher=ddp
 
 test: $(INSTALLED) ## the tests, in this one environment
 	$(BIN)/pytest

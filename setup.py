@@ -62,7 +62,7 @@ setup(
         "example": ["scikit-learn", "torch"],
         "title": ["setproctitle"],  # jobs' names in nvidia-smi, htop and ps
         # What jobs are tested with where torch is there.
-        "clients": ["intel-openmp; platform_machine == 'x86_64'", "lightning"],
+        "clients": ["accelerate", "intel-openmp; platform_machine == 'x86_64'", "lightning"],
         "dev": [
             "build",
             "hydra-optuna-sweeper",

@@ -15,6 +15,12 @@ from support import RunApp
 from hydra_plugins.hydra_gpu_pool_launcher import _family, _process
 
 
+def pytest_collection_finish() -> None:
+    """Garbage is looked for after each test: among what tests have made, and not in all of torch, say."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
     """Orphans below a subreaper become its children: whatever a test forgets shows up here, and is ended."""

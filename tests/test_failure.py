@@ -71,10 +71,42 @@ def test_an_abort_follows_from_an_error_just_before_it() -> None:
     assert failure(over(0, 1.2, raised(1.0, ValueError("x"))), dead(1, 1.1, signal.SIGABRT)).rank == 0
 
 
+LOST = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:4")
+
+
+def test_a_rank_that_misses_another_one_failed_of_what_that_one_says_a_moment_later() -> None:
+    """It has left its group on the way out: the other's error is there before its own exception is."""
+    found = failure(over(0, 1.0, raised(1.0, LOST)), over(1, 1.5, raised(1.4, ValueError("x"))))
+    assert (found.rank, repr(found.error)) == (1, "ValueError('x')")
+    assert failure(over(0, 1.0, raised(1.0, LOST)), dead(1, 1.1, signal.SIGABRT)).rank == 1
+    assert failure(over(0, 1.0, raised(1.0, LOST)), over(1, 9.0, raised(9.0, ValueError("x")))).rank == 0
+
+
+def test_a_rank_that_was_told_to_end_has_no_other_ones_word_to_wait_for() -> None:
+    assert not over(0, 1.0, raised(1.0, LOST, signal.SIGTERM)).misses_another
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "misses"),
+    [
+        ("RuntimeError", "[pair.cc:537] Read error [127.0.0.1]:4: Connection reset by peer", True),
+        ("torch.distributed.DistBackendError", "NCCL error: remote process exited or there was a network error", True),
+        ("torch.distributed.DistBackendError", "NCCL communicator was aborted on rank 1.", True),
+        ("torch.distributed.DistNetworkError", "failed to recv, got 0 bytes. Connection was likely closed.", True),
+        ("RuntimeError", "shape '[2]' is invalid for input of size 3", False),
+        ("BrokenPipeError", "[Errno 32] Broken pipe", False),
+    ],
+)
+def test_what_the_backends_say_of_a_lost_rank_is_known(kind: str, text: str, misses: bool) -> None:
+    said = raised(1.0, RuntimeError(text), error_type=kind)
+    assert over(0, 1.0, said).misses_another is misses
+
+
 def test_what_was_stopped_is_no_failure_however_it_ends() -> None:
     ends = [over(0, 1.0, raised(1.0, ValueError("x"))), dead(1, 1.1, signal.SIGTERM, stopped=True)]
     assert failure(*ends, dead(2, 1.0, signal.SIGKILL, stopped=True)).rank == 0
     assert failure(*ends, over(2, 1.5, returned(1.4, signal.SIGTERM), stopped=True)).rank == 0
+    assert first_failure(JOB, [over(2, 1.5, returned(1.4, signal.SIGTERM), stopped=True)]) is None
 
 
 def test_an_end_without_a_result_is_a_crash_whatever_the_exit_code() -> None:

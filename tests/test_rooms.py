@@ -34,6 +34,7 @@ ORDER = (
     "_schedule",
     "_job",
     "_ddp",
+    "_stores",
     "_group",
     "_rank",
     "_forward",

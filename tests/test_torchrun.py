@@ -14,18 +14,12 @@ import pytest
 from support import LIMIT_S, RunApp
 
 from hydra_plugins.hydra_gpu_pool_launcher import ConfigurationError, GpuPool, _ddp, is_main_rank
-from hydra_plugins.hydra_gpu_pool_launcher._torchrun import rank_environ, without_ranks
+from hydra_plugins.hydra_gpu_pool_launcher._torchrun import master_environ, rank_environ, without_ranks
 
-SECOND_OF_THE_SECOND = rank_environ(
-    local_rank=1,
-    ranks=2,
-    node_rank=1,
-    nodes=2,
-    master=("node0", 29503),
-    run_id="gpu_pool-3-17",
-    restart=1,
-    max_restarts=2,
-)
+SECOND_OF_THE_SECOND = {
+    **rank_environ(local_rank=1, ranks=2, node_rank=1, nodes=2, restart=1, max_restarts=2),
+    **master_environ(("node0", 29503), "gpu_pool-3-17"),
+}
 
 SHOW = "import json, os; json.dump(dict(os.environ), open(f\"rank_{os.environ['RANK']}.json\", 'w'))"
 

@@ -12,35 +12,28 @@ environment, so that ``init_process_group`` and all that is built on it take the
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
 import importlib.metadata
 import importlib.util
-import math
 import os
 import pickle
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from . import _carry, _interpreter, _process
 from ._carry import Carried, CarriedBody
 from ._failure import Failure, describe
-from ._forward import Signals, ToldError
+from ._forward import Signals
 from ._group import Launch, Meeting, Ranks
 from ._leader import Assignment
-from ._model import ConfigurationError, Group, JobCancelledError, JobCrashedError, JobError, RemoteTraceback
+from ._model import ConfigurationError, Group, Job, JobError, RemoteTraceback
 from ._nodes import NodeError, Nodes
-from ._result import Elsewhere
-from ._settings import PORTS
-from ._verdict import signal_name
+from ._stores import Stores
 
 _OLDEST_TORCH = (2, 5)
-
-_LONGEST_S = 1e8
-"""Some three years: the most that is asked of torch."""
 
 
 def require_torch(prefix: str) -> None:
@@ -90,24 +83,17 @@ class CallInRanks:
     def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         self._body.settle(*args)
         with Signals() as signals, self._packed(args, kwargs) as carried:
-            try:
-                stores = _Stores(self._group, self._job.num, signals)
-                launch = Launch(
-                    assignment=self._assignment,
-                    group=self._group,
-                    function=functools.partial(function, *args, **kwargs),
-                    carried=carried,
-                    signals=signals,
-                    close=frozenset({signals.fd, *self._received.descriptors(), *stores.descriptors()}),
-                    of_the_app=self._of_the_app,
-                )
-                payload, self.failure = self._run(launch, stores)
-            except NodeError as error:
-                crash = JobCrashedError(self._job.num, self._job.overrides, error.why)
-                self.failure = Failure(None, crash, Elsewhere(crashed=True))
-            except ToldError as error:
-                why = f"was cancelled: {signal_name(error.signum)} was sent to its process"
-                self.failure = Failure(None, JobCancelledError(self._job.num, self._job.overrides, why))
+            stores = Stores(self._group, self._job.num, signals)
+            launch = Launch(
+                assignment=self._assignment,
+                group=self._group,
+                function=functools.partial(function, *args, **kwargs),
+                carried=carried,
+                signals=signals,
+                close=lambda: {signals.fd, *self._received.descriptors(), *stores.descriptors()},
+                of_the_app=self._of_the_app,
+            )
+            payload, self.failure = self._run(launch, stores)
         if self.failure is None:
             assert payload is not None
             return pickle.loads(payload)
@@ -134,39 +120,58 @@ class CallInRanks:
             remedy = "move what initialises it into the task function, or use start_method: spawn"
             raise JobError(self._job.num, self._job.overrides, f"{why}; {remedy}")
 
-    def _run(self, launch: Launch, stores: _Stores) -> tuple[bytes | None, Failure | None]:
+    def _run(self, launch: Launch, stores: Stores) -> tuple[bytes | None, Failure | None]:
         """The value, pickled, or why there is none: the group is started, and again as often as max_restarts says."""
         ddp = self._group.ddp
-        nodes = stores.nodes()
+        rendezvous = _Rendezvous(self._job, self._group, stores)
         for start in range(ddp.max_restarts + 1):
-            try:
-                payload, failure = Ranks(launch, self._meet(start, stores, nodes), nodes).run()
-            except ToldError:
-                if nodes is not None:
-                    with contextlib.suppress(NodeError):
-                        nodes.give_up(start, "it was cancelled")
-                raise
+            payload, failure = Ranks(launch, start, rendezvous).run()
             if failure is None:
                 return payload, None
             again = start < ddp.max_restarts and not failure.final
             _tell(failure, f"starting the group again, {start + 1} of {ddp.max_restarts}" if again else None)
             if not again:
                 break
+            stores.forget()
         return None, failure
 
-    def _meet(self, start: int, stores: _Stores, nodes: Nodes | None) -> Meeting:
-        host, port = stores.master(start)
-        run_id = f"gpu_pool-{self._job.num}-{os.getpid()}-{start}"
-        if nodes is None:
-            return Meeting(start, (host, port), run_id)
-        mine = {"job": str(self._job), "ranks": self._group.ranks, "port": port, "run_id": run_id, "pid": os.getpid()}
-        said = nodes.meet(start, {"host": socket.gethostname(), **mine})
+
+@dataclass
+class _Rendezvous:
+    """See ``_group.Rendezvous``."""
+
+    job: Job
+    group: Group
+    stores: Stores
+    nodes: Nodes | None = None
+
+    def meet(self, start: int) -> Meeting:
+        host, port = self.stores.open(start)
+        run_id = f"gpu_pool-{self.job.num}-{os.getpid()}-{start}"
+        self.nodes = self.nodes or self.stores.nodes()
+        if self.nodes is None:
+            return Meeting((host, port), run_id)
+        ddp = self.group.ddp
+        same = {
+            "the same command": str(self.job),
+            "the same ddp.nnodes": ddp.nnodes,
+            "the same ddp.nproc_per_node": self.group.ranks,
+            "the same ddp.max_restarts": ddp.max_restarts,
+        }
+        mine = {"same": same, "port": port, "run_id": run_id, "pid": os.getpid(), "host": socket.gethostname()}
+        said = self.nodes.meet(start, mine)
         for node, other in said.items():
-            for fact, all_the_same in (("job", "the same command"), ("ranks", "the same ddp.nproc_per_node")):
-                if other[fact] != mine[fact]:
-                    here_and_there = f"has {mine[fact]!r} here and {other[fact]!r} on node {node}"
-                    raise NodeError(f"{here_and_there}: give each machine {all_the_same}", final=True)
-        return Meeting(start, (host, said[0]["port"]), said[0]["run_id"])
+            for all_the_same, fact in same.items():
+                if other["same"][all_the_same] != fact:
+                    here_and_there = f"has {fact!r} here and {other['same'][all_the_same]!r} on node {node}"
+                    why = f"{here_and_there}: give each machine {all_the_same}"
+                    self.give_up(start, f"it {why}")
+                    raise NodeError(why, final=True)
+        return Meeting((host, said[0]["port"]), said[0]["run_id"])
+
+    def give_up(self, start: int, why: str) -> None:
+        if self.nodes is not None:
+            self.nodes.give_up(start, why)
 
 
 def _tell(failure: Failure, then: str | None) -> None:
@@ -174,73 +179,3 @@ def _tell(failure: Failure, then: str | None) -> None:
     print(f"gpu_pool: {describe(failure)}" + (f"; {then}" if then else ""), file=sys.stderr)
     if failure.elsewhere.traceback and failure.rank != 0:
         print(failure.elsewhere.traceback.rstrip(), file=sys.stderr)
-
-
-class _Stores:
-    """torch's stores, one for each start of a group: what an earlier one has left there would confuse the next.
-
-    The first one is at the endpoint, where the nodes meet, or at any port where none is given. The process of the job
-    on node 0 holds them. Raises NodeError where it cannot be had, ToldError.
-    """
-
-    def __init__(self, group: Group, num: int, signals: Signals) -> None:
-        import torch.distributed as distributed
-
-        self._distributed: Any = distributed
-        self._ddp = group.ddp
-        self._signals = signals
-        self._timeout = datetime.timedelta(seconds=math.ceil(min(group.ddp.rdzv_timeout_s, _LONGEST_S)))
-        host, _, port = group.ddp.rdzv_endpoint.rpartition(":")
-        self._host = host.strip("[]")
-        self._port = int(port) and int(port) + num % PORTS
-        before = _process.descriptors()
-        self._last = self._first = self._here(self._port) if group.ddp.node_rank == 0 else self._there()
-        # What another thread has opened meanwhile cannot be told from it: then nothing is closed.
-        after = {} if _interpreter.other_threads() else _process.descriptors()
-        self._opened = {fd: file for fd, file in after.items() if before.get(fd) != file}
-
-    def descriptors(self) -> set[int]:
-        """Those of the first one, for ranks to close."""
-        return {fd for fd, file in self._opened.items() if _process.identity(fd) == file}
-
-    def nodes(self) -> Nodes | None:
-        """What the machines of the job have to tell each other; None: there is one."""
-        if self._ddp.nnodes == 1:
-            return None
-        return Nodes(self._first, self._ddp.node_rank, self._ddp.nnodes, self._ddp.rdzv_timeout_s, self._signals.pause)
-
-    def master(self, start: int) -> tuple[str, int]:
-        """Where the ranks find the store for this start of the group; only node 0 knows, where it is not the first."""
-        if start > 0 and self._ddp.node_rank == 0:
-            self._last = self._here(0)
-        return self._host, self._last.port
-
-    def _here(self, port: int) -> Any:
-        try:
-            return self._distributed.TCPStore(
-                self._host, port, is_master=True, timeout=self._timeout, wait_for_workers=False
-            )
-        except RuntimeError as error:
-            why = f"could not open its store at {self._host}:{port} ({_first_line(error)})"
-            remedy = "give ddp.rdzv_endpoint a host that this machine has, and a port that is free on it"
-            raise NodeError(f"{why}: {remedy}", final=True) from error
-
-    def _there(self) -> Any:
-        """Node 0 may come later: knock until it is there. torch's own waiting would not hear of a signal."""
-        within_s = self._ddp.rdzv_timeout_s
-        deadline = time.monotonic() + within_s
-        while True:
-            try:
-                socket.create_connection((self._host, self._port), timeout=within_s).close()
-                return self._distributed.TCPStore(
-                    self._host, self._port, is_master=False, timeout=self._timeout, wait_for_workers=False
-                )
-            except (OSError, RuntimeError) as error:
-                if time.monotonic() >= deadline:
-                    waited = f"waited {within_s:g} s for node 0 at {self._host}:{self._port}, in vain"
-                    raise NodeError(f"{waited} ({_first_line(error)})", final=True) from error
-            self._signals.pause(0.1)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

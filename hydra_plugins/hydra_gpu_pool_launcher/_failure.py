@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +12,15 @@ from ._model import Exit, Job, JobCancelledError, JobCrashedError, JobError, Rep
 from ._result import NOTHING_MORE, Elsewhere, safe_text
 from ._verdict import BY_HAND, LOST_AFTER_S, ended, signal_name
 
-_SEEN_LATE_S = 1.0
-"""By how much the death of a rank may come before it is seen: its connections break first, and the errors that the
-others then raise must not be taken for the cause."""
+SEEN_LATE_S = 1.0
+"""By how much a rank may be gone, or gone from its group, before that is seen: its connections break first, and the
+errors that the others then raise must not be taken for the cause."""
+
+_MISSES_A_RANK = re.compile(
+    r"connection (was )?(likely )?(closed|reset)|broken pipe|remote process exit|communicator was aborted",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and torch's store say in one rank when another one is gone."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +58,26 @@ class End:
         return self.said.report.status is not Status.COMPLETED or bool(self.said.told and not self.stopped)
 
     @property
+    def misses_another(self) -> bool:
+        """All that it says is that another rank is gone: of what, that one may still have to say.
+
+        It may have left its process group in a ``finally``, on the way of its own exception to us.
+        """
+        if self.said is None or self.said.told:
+            return False
+        kind, text = self.said.report.error_type or "", self.said.report.error_text or ""
+        return (kind == "RuntimeError" or kind.startswith("torch.distributed.")) and bool(_MISSES_A_RANK.search(text))
+
+    @property
     def at(self) -> float:
-        """When it failed, by its own clock where it has told.
+        """When it failed, by its own clock where it has told; what it says of another one, after that one's own word.
 
         SIGABRT is not antedated: it is how NCCL ends a rank that misses another one.
         """
         if self.said is not None:
-            return self.said.at
+            return self.said.at + (SEEN_LATE_S if self.misses_another else 0.0)
         aborted = self.exit is not None and self.exit.signal == signal.SIGABRT
-        return self.seen if aborted else self.seen - _SEEN_LATE_S
+        return self.seen if aborted else self.seen - SEEN_LATE_S
 
 
 @dataclass(frozen=True)

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import pickle
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from . import _files, _interpreter, _leader, _nodes, _rank
-from ._failure import End, Failure, Said, describe, first_failure
+from . import _files, _interpreter, _leader, _nodes, _process, _rank
+from ._failure import SEEN_LATE_S, End, Failure, Said, describe, first_failure
 from ._family import Family, children
-from ._forward import LOOK, Signals
+from ._forward import LOOK, Signals, ToldError
 from ._leader import Assignment, Origin
-from ._model import Exit, Group, JobCrashedError
-from ._nodes import NodeError, Nodes, Verdict
-from ._process import Unnamed
+from ._model import Exit, Group, JobCancelledError, JobCrashedError
+from ._nodes import UNSAID, NodeError, Nodes, Verdict
+from ._process import Descriptor, Unnamed
 from ._rank import Function, Rank
 from ._result import Elsewhere
-from ._torchrun import rank_environ
-from ._verdict import BY_HAND, LOST_AFTER_S
+from ._torchrun import master_environ, rank_environ
+from ._verdict import BY_HAND, LOST_AFTER_S, signal_name
 
 
 @dataclass(frozen=True)
 class Launch:
     """What every start of a group has in common. ``assignment``: the job's, in whose process all of this happens.
 
-    ``carried``: descriptor of what ranks need that are fresh interpreters; None where they are forks. ``close``: the
-    job's own descriptors, for ranks to close. ``of_the_app``: see ``_rank.main``.
+    ``carried``: descriptor of what ranks need that are fresh interpreters; None where they are forks. ``close``: gives
+    the job's own descriptors, for ranks to close; asked by each of them, since a thread of torch's opens and closes
+    some at any time. ``of_the_app``: see ``_rank.main``.
     """
 
     assignment: Assignment
@@ -38,17 +42,30 @@ class Launch:
     function: Function
     carried: int | None
     signals: Signals
-    close: frozenset[int]
+    close: Callable[[], set[int]]
     of_the_app: _interpreter.OfTheApp
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the ranks of one start find each other: ``start``, from 0, and host and port of its store."""
+    """Where the ranks of one start find each other: host and port of its store; on all nodes the same ``run_id``."""
 
-    start: int
     master: tuple[str, int]
     run_id: str
+
+
+class Rendezvous(Protocol):
+    """What opens the stores of a group."""
+
+    def meet(self, start: int) -> Meeting:
+        """Open the one of this start, from 0, and wait for the other nodes. Raises NodeError, ToldError."""
+
+    @property
+    def nodes(self) -> Nodes | None:
+        """What the machines of the job have to tell each other, once they have met; None: there is one."""
+
+    def give_up(self, start: int, why: str) -> None:
+        """Tell the others that this node ends; never raises NodeError."""
 
 
 @dataclass
@@ -69,34 +86,69 @@ class Ranks:
     """The ranks of one start, on this machine, from the first fork until all of their trees are gone."""
 
     launch: Launch
-    meeting: Meeting
-    nodes: Nodes | None
+    start: int
+    rendezvous: Rendezvous
     _family: Family = field(default_factory=Family)
     _members: dict[int, _Member] = field(default_factory=dict)  # by rank in the whole group
     _forwarded: set[int] = field(default_factory=set)
     _failing: bool = False
     _refused: Failure | None = None
     _lost: NodeError | None = None
+    _fail_at: float = math.inf
     _kill_at: float = math.inf
     _look_at: float = math.inf
+    _told: tuple[int, float] | None = None  # by whom to end, and when
+    _gave_up: bool = False
+    _gate: tuple[int, int] = field(default_factory=_process.hidden_pipe)
+    _orders: Unnamed = field(default_factory=Unnamed.made)
+
+    @property
+    def _nodes(self) -> Nodes | None:
+        return self.rendezvous.nodes
 
     def run(self) -> tuple[bytes | None, Failure | None]:
         """Start them, and block until all are gone: the value of the group's rank 0, pickled, or why there is none."""
         self._family.spare(children())  # what the app's callbacks have started
         try:
-            self._start_all()
+            self._fork_all()
+            if not self._failing or self.launch.group.ddp.nnodes > 1:
+                self._meet()
             while not all(member.gone for member in self._members.values()):
                 self._wait()
+            if self._fail_at != math.inf:  # nobody is left here to say of what
+                self._fail()
             return self._outcome()
         finally:
-            for member in self._members.values():
-                os.close(member.report.fd)
+            reports = (member.report.fd for member in self._members.values())
+            for fd in (*self._gate, self._orders.fd, *reports):
+                os.close(fd)
 
     # --- starting ---
 
-    def _start_all(self) -> None:
-        if self.nodes is not None:
-            self._look_at = time.monotonic()
+    def _meet(self) -> None:
+        """All ranks are there before there is a store, and wait until they are told where it is.
+
+        torch's store has a thread. Whatever locks that holds in the C library while this process forks, for the name of
+        a new connection say, would be held in the fork for ever.
+        """
+        try:
+            with self._noting_losses():
+                meeting = self.rendezvous.meet(self.start)
+                self._look_at = math.inf if self._nodes is None else time.monotonic()
+                self._orders.write(json.dumps(master_environ(meeting.master, meeting.run_id)).encode())
+        except ToldError as error:
+            self._gave_up = True
+            self._forward(error.signum)
+            self.rendezvous.give_up(self.start, "it was cancelled")
+        if self._lost is not None:
+            self._fail()
+        elif self._failing and self._nodes is not None:  # some rank could not be started
+            with self._noting_losses():
+                self._nodes.fail(self.start)
+        elif not self._gave_up:
+            os.write(self._gate[1], b"x")  # read by none of them: it can be read by all
+
+    def _fork_all(self) -> None:
         _interpreter.pause_openmp()
         group, job = self.launch.group, self.launch.assignment.job
         for local in range(group.ranks):
@@ -127,12 +179,14 @@ class Ranks:
                     rank=rank,
                     report=report,
                     bell=launch.signals.bell,
+                    gate=Descriptor.of(self._gate[0]),
+                    orders=self._orders,
                 )
                 others = (member.report.fd for member in self._members.values())
                 origin = Origin(
                     parent=os.getpid(),
                     log=log,
-                    close={*launch.close, *self._family.descriptors(), *others},
+                    close={*self._family.descriptors(), *others, self._gate[1]},
                     mask=frozenset(),
                     handlers=launch.signals.before(),
                 )
@@ -148,8 +202,9 @@ class Ranks:
     def _begin(self, rank: Rank, origin: Origin) -> int:
         """In the rank's process, right after the fork."""
         launch = self.launch
+        origin = replace(origin, close={*origin.close, *launch.close()})
         if launch.carried is not None:
-            _leader.become_fresh(rank, origin, launch.carried, {rank.report.fd, rank.bell.fd})
+            _leader.become_fresh(rank, origin, launch.carried, rank.descriptors())
         return _rank.main(rank, launch.function, origin, launch.of_the_app)
 
     def _environ(self, local: int) -> dict[str, str]:
@@ -164,16 +219,16 @@ class Ranks:
             ranks=self.launch.group.ranks,
             node_rank=ddp.node_rank,
             nodes=ddp.nnodes,
-            master=self.meeting.master,
-            run_id=self.meeting.run_id,
-            restart=self.meeting.start,
+            restart=self.start,
             max_restarts=ddp.max_restarts,
         )
 
     # --- watching ---
 
     def _wait(self) -> None:
-        until = min(self._kill_at, self._look_at, *(member.abandon_at for member in self._members.values()))
+        until = min(
+            self._fail_at, self._kill_at, self._look_at, *(member.abandon_at for member in self._members.values())
+        )
         timeout = None if until == math.inf else until - time.monotonic()
         steps, ready = self._family.wait(timeout, [self.launch.signals.fd])
         for rank, exit_ in steps.items():
@@ -187,17 +242,36 @@ class Ranks:
             if number == LOOK:
                 self._look_for_words()
             else:
-                self._forwarded.add(number)
-                for rank, member in self._members.items():
-                    if member.seen is None:
-                        self._family.signal(rank, number)
+                self._forward(number)
+
+    def _forward(self, signum: int) -> None:
+        self._forwarded.add(signum)
+        if signum in BY_HAND and self._told is None:
+            self._told = signum, time.monotonic()
+            self._tell_of(signum)
+        if signum in {signal.SIGTERM, signal.SIGINT}:  # what some of them make of it, others may wait for without end
+            self._kill_at = min(self._kill_at, time.monotonic() + self.launch.group.kill_grace_s)
+        for rank, member in self._members.items():
+            if member.seen is None:
+                self._family.signal(rank, signum)
+
+    def _tell_of(self, signum: int) -> None:
+        """In the job's log: where a group hangs, who of it does."""
+        alive = {rank: member.seen is None and member.said is None for rank, member in self._members.items()}
+        running = ", ".join(str(rank) for rank, runs in alive.items() if runs) or "none"
+        ended = ", ".join(str(rank) for rank, runs in alive.items() if not runs)
+        print(
+            f"gpu_pool: {signal_name(signum)}, passed on to the ranks that run: {running}"
+            + (f"; ended before: {ended}" if ended else ""),
+            file=sys.stderr,
+        )
 
     def _look_for_words(self) -> None:
         """A rank has ended its function; its process may take its time to end, and the others wait for it."""
         for rank, member in self._members.items():
             member.said = member.said or self._said(member)
-            if member.said is not None and End(rank, 0.0, None, member.said, member.stopped).failed:
-                self._fail()
+            if member.said is not None:
+                self._judge(End(rank, 0.0, None, member.said, member.stopped))
 
     def _ended(self, rank: int, member: _Member, exit_: Exit | None) -> None:
         if member.seen is None:
@@ -207,7 +281,13 @@ class Ranks:
             member.abandon_at = time.monotonic() + LOST_AFTER_S
         else:
             member.gone, member.exit, member.abandon_at = True, exit_, math.inf
-        if End(rank, member.seen, member.exit, member.said, member.stopped).failed:
+        self._judge(End(rank, member.seen, member.exit, member.said, member.stopped))
+
+    def _judge(self, end: End) -> None:
+        """End the others where this one has failed; not at once where one of them is about to say of what."""
+        if end.failed and end.misses_another:
+            self._fail_at = min(self._fail_at, time.monotonic() + SEEN_LATE_S)
+        elif end.failed:
             self._fail()
 
     def _said(self, member: _Member) -> Said | None:
@@ -220,28 +300,31 @@ class Ranks:
 
     def _fail(self) -> None:
         """A rank has failed, here or on another node: the others would wait for it."""
+        self._fail_at = math.inf
         if self._failing:
             return
         self._failing = True
-        self._kill_at = time.monotonic() + self.launch.group.kill_grace_s
+        self._kill_at = min(self._kill_at, time.monotonic() + self.launch.group.kill_grace_s)
         for rank, member in self._members.items():
             if member.seen is None and member.said is None:
                 member.stopped = True
-                if signal.SIGTERM not in self._forwarded:  # a second one may mean something else to it
+                if not self._forwarded & BY_HAND:  # it knows; another signal would end it while it saves what it has
                     self._family.signal(rank, signal.SIGTERM)
-        if self.nodes is not None and self._lost is None:
+        if self._nodes is not None and self._lost is None:
             with self._noting_losses():
-                self.nodes.fail(self.meeting.start)
+                self._nodes.fail(self.start)
 
     def _look_at_the_clock(self, now: float) -> None:
-        if now >= self._look_at and self.nodes is not None:
+        if now >= self._look_at and self._nodes is not None:
             self._look_at = now + _nodes.BEAT_S
             failing = False
             if self._lost is None:
                 with self._noting_losses():
-                    failing = self.nodes.look(self.meeting.start)
+                    failing = self._nodes.look(self.start)
             if failing or self._lost is not None:
                 self._fail()
+        if now >= self._fail_at:
+            self._fail()
         if now >= self._kill_at:
             self._kill_at = math.inf
             for rank, member in self._members.items():
@@ -264,19 +347,27 @@ class Ranks:
 
     def _outcome(self) -> tuple[bytes | None, Failure | None]:
         failure = self._refused or self._first_failure()
-        if failure is not None and self._forwarded & BY_HAND:
-            failure = replace(failure, final=True)  # it was told to end, and not to begin again
+        if failure is not None and self._told is not None:  # to end, and not to begin again
+            failure = self._after(failure, *self._told)
         first = self._members.get(0)
         payload = first.said.payload if first is not None and first.said is not None else None
-        if self.nodes is None:
+        if self._lost is None and (self._nodes is None or self._gave_up):
             return payload, failure
-        if self._lost is None:
+        if self._lost is None and self._nodes is not None:
             with self._noting_losses():
-                return self._settled(self.nodes, payload, failure)
+                return self._settled(self._nodes, payload, failure)
         assert self._lost is not None
         if failure is not None and failure.elsewhere.crashed:
             return None, replace(failure, final=True)  # a death here does not follow from one there
         return None, self._of_another(self._lost.why, final=True)
+
+    def _after(self, failure: Failure, signum: int, at: float) -> Failure:
+        """What a rank fails of after it was told to end is that; what it had failed of before stays what it was."""
+        if failure.at < at or isinstance(failure.error, JobCancelledError):
+            return replace(failure, final=True)
+        job = self.launch.assignment.job
+        why = f"was cancelled: {signal_name(signum)} was sent to its process"
+        return Failure(failure.rank, JobCancelledError(job.num, job.overrides, why), final=True, at=failure.at)
 
     def _first_failure(self) -> Failure | None:
         ends = [
@@ -289,19 +380,19 @@ class Ranks:
         self, nodes: Nodes, payload: bytes | None, failure: Failure | None
     ) -> tuple[bytes | None, Failure | None]:
         if not self._failing:
-            value = nodes.finish(self.meeting.start, payload)
+            value = nodes.finish(self.start, payload)
             if value is not None:
                 return value, None
         mine = None
         if failure is not None:
             at = time.time() - (time.monotonic() - failure.at)
             mine = Verdict(nodes.node, at, describe(failure), failure.final)
-        cause = nodes.settle(self.meeting.start, mine)
+        cause = nodes.settle(self.start, mine)
         if failure is not None and (cause is None or cause.node == nodes.node):
             return None, failure
         if cause is None:
-            return None, self._of_another("was ended by another node, which does not say why", final=True)
-        return None, self._of_another(f"was ended by node {cause.node}, where {cause.why}", cause.final)
+            return None, self._of_another(UNSAID, final=True)
+        return None, self._of_another(cause.elsewhere, cause.final)
 
     def _of_another(self, why: str, final: bool) -> Failure:
         job = self.launch.assignment.job

@@ -127,6 +127,7 @@ def _run(
     carried: Carried | None,
 ) -> Result:
     job = assignment.job
+    ranks: _ddp.CallInRanks | None = None
     try:
         os.chdir(assignment.cwd)
         if assignment.group is None:
@@ -134,10 +135,10 @@ def _run(
         ranks = _ddp.CallInRanks(assignment, assignment.group, received, of_the_app, body, carried)
         result = body.run(job, ranks)
     except Exception as error:
-        return body.failure(job, error)
+        result = body.failure(job, error)
     except BaseException as error:  # from a callback or a resolver: the task function itself is run by ``call``
-        return body.failure(job, _as_exception(job, error))
-    failure = ranks.failure
+        result = body.failure(job, _as_exception(job, error))
+    failure = None if ranks is None else ranks.failure
     return replace(result, elsewhere=failure.elsewhere) if failure and result.error is failure.error else result
 
 

@@ -7,10 +7,12 @@ that all nodes share.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -25,14 +27,26 @@ SILENT_S = 30.0
 SILENT_AFTER_FAILURE_S = 5.0
 """The same, once a rank has failed: perhaps of that node's death, and nobody else can tell."""
 
+_PARTING_S = 2.0
+"""For which node 0, when it gives up, keeps the store for the others, that they read why."""
+
+_LONGEST_WHY = 10_000
+"""Characters of a verdict; an exception may say more than an entry of the store takes."""
+
 _LONGEST_PIECE = 1 << 20
 """Bytes of one entry; torch's store closes the connection on one of more than 8 MiB."""
+
+_Key = tuple[int, str, int]
+_Stop = Callable[[Sequence[_Key]], bool]
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
 
 
 class Store(Protocol):
-    """What of torch's store is used here. Each call may raise a RuntimeError: the connection is broken."""
+    """What of torch's store is used here. Each call may raise a RuntimeError: the connection is broken.
+
+    It does so, too, where no answer comes: ``SILENT_S`` is the most that a call may take.
+    """
 
     def set(self, key: str, value: str | bytes, /) -> None:
         """Write an entry."""
@@ -65,6 +79,14 @@ class Verdict:
     why: str
     final: bool
 
+    @property
+    def elsewhere(self) -> str:
+        """The clause for the other nodes."""
+        return f"was ended by node {self.node}, where {self.why}"
+
+
+UNSAID = "was ended by another node, which does not say why"
+
 
 @dataclass
 class Nodes:
@@ -80,7 +102,9 @@ class Nodes:
     timeout_s: float
     pause: Callable[[float], object]
     clock: Callable[[], float] = time.monotonic
+    _broken: bool = False
     _beats: int = 0
+    _beaten: float = -math.inf
     _heard: dict[int, tuple[bytes, float]] = field(default_factory=dict)  # of each other node: its beat, and when
 
     def meet(self, start: int, mine: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
@@ -92,26 +116,28 @@ class Nodes:
         there = self._ask(self.store.compare_set, _key(start, "here", self.node), "", text)
         if there.decode() != text:
             raise NodeError(f"met another machine with ddp.node_rank={self.node}: give each its own", final=True)
-        missing = set(self._others)
-        deadline = self.clock() + self.timeout_s
-        for pause in _pauses():
-            missing = {node for node in missing if not self._has(start, "here", node)}
-            if not missing:
-                break
-            if self.clock() >= deadline:
-                raise NodeError(f"waited {self.timeout_s:g} s for {_named(missing)} to join, in vain", final=True)
-            self.pause(pause)
-        self._heard = {node: (b"", self.clock()) for node in self._others}
+        here = [(start, "here", node) for node in self._others]
+        missing = self._wait_for(here, lambda _: self.look(start), self.clock() + self.timeout_s)
+        if missing and self._has(start, "failing"):
+            raise self._given_up(start)
+        if missing:
+            why = f"waited {self.timeout_s:g} s for {_named([key[-1] for key in missing])} to join, in vain"
+            self.give_up(start, f"it {why}")
+            raise NodeError(why, final=True)
+        self._listen_anew(self._others)
         return {node: json.loads(self._get(start, "here", node)) for node in range(self.count)}
 
     def look(self, start: int) -> bool:
         """Give a sign of life, and look for those of the others. To be called every ``BEAT_S``.
 
-        True where this start of the group is failing, and is to be ended here, too.
+        Who was never heard of is not missed: ``meet`` waits for it. True where this start of the group is failing, and
+        is to be ended here, too.
         """
         self._beat()
-        self._require_life(SILENT_S)
-        return self._has(start, "failing")
+        if self._has(start, "failing"):
+            return True  # who has had its say may be gone
+        self._require_life(list(self._heard), SILENT_S)
+        return False
 
     def fail(self, start: int) -> None:
         """Tell the others to end this start of the group; ``settle`` is to follow."""
@@ -122,82 +148,128 @@ class Nodes:
 
         ``mine``: None where nothing has failed here.
         """
-        self._set(json.dumps(None if mine is None else asdict(mine)), start, "verdict", self.node)
-        since = self.clock()
-        self._heard = {node: (beat, max(at, since)) for node, (beat, at) in self._heard.items()}
-        self._wait_for(((start, "verdict", node) for node in self._others), self._live_on)
-        said = [json.loads(self._get(start, "verdict", node)) for node in range(self.count)]
-        self._part(start)
-        verdicts = [Verdict(**verdict) for verdict in said if verdict is not None]
+        self._say(start, mine)
+        self._listen_anew(self._others)
+        live_on = functools.partial(self._live_on, within_s=SILENT_AFTER_FAILURE_S)
+        self._wait_for([(start, "verdict", node) for node in self._others], live_on)
+        verdicts = [verdict for node in range(self.count) if (verdict := self._said(start, node)) is not None]
+        self._part(start, SILENT_AFTER_FAILURE_S)
         return min(verdicts, key=lambda verdict: verdict.at) if verdicts else None
 
     def give_up(self, start: int, why: str) -> None:
-        """Tell the others that this node ends, and that they are to do so, without waiting for them."""
-        self._set(json.dumps(asdict(Verdict(self.node, 0.0, why, final=True))), start, "verdict", self.node)
-        self.fail(start)
+        """Tell the others that this node ends, and that they are to do so; node 0 waits for them, but not for long.
+
+        Raises no NodeError: it is over in any case.
+        """
+        with contextlib.suppress(NodeError):
+            self._say(start, Verdict(self.node, 0.0, why, final=True))
+            self.fail(start)
+            self._set("", start, "over", self.node)
+            if self.node == 0:
+                over = [(start, "over", node) for node in self._others if self._has(start, "here", node)]
+                self._wait_for(over, lambda _: False, self.clock() + _PARTING_S)
 
     def finish(self, start: int, value: bytes | None) -> bytes | None:
         """Block until the ranks of all nodes have ended well; the value, which only node 0 has so far.
 
         None where one of the others has failed meanwhile. Node 0 keeps the store until all of them have the value.
         """
-        failing = functools.partial(self.look, start)
+
+        def failing(_: object) -> bool:
+            return self.look(start)
+
         self._set("", start, "done", self.node)
-        if not self._wait_for(((start, "done", node) for node in range(self.count)), failing):
+        if self._wait_for([(start, "done", node) for node in range(self.count)], failing):
             return None
         if value is None:
-            if not self._wait_for([(start, "value", "pieces")], failing):
+            if self._wait_for([(start, "pieces", 0)], failing):
                 return None
-            count = int(self._get(start, "value", "pieces"))
-            value = b"".join(self._get(start, "value", number) for number in range(count))
+            value = b"".join(self._pieces(start, int(self._get(start, "pieces", 0))))
         else:
-            pieces = [value[at : at + _LONGEST_PIECE] for at in range(0, len(value), _LONGEST_PIECE)]
-            for number, piece in enumerate(pieces):
-                self._set(piece, start, "value", number)
-            self._set(str(len(pieces)), start, "value", "pieces")
-        self._part(start)
+            count = 0
+            for count, at in enumerate(range(0, len(value), _LONGEST_PIECE), start=1):
+                self._set(value[at : at + _LONGEST_PIECE], start, "value", count - 1)
+                self._breathe()
+            self._set(str(count), start, "pieces", 0)
+        self._part(start, SILENT_S)
         return value
 
-    def _part(self, start: int) -> None:
-        """Nothing is asked of the store any more; node 0 keeps it for the others, as long as they live."""
+    def _pieces(self, start: int, count: int) -> Iterator[bytes]:
+        for number in range(count):
+            yield self._get(start, "value", number)
+            self._breathe()
+
+    def _breathe(self) -> None:
+        """Between two pieces: a large value, over a slow line, takes longer than a node may be silent."""
+        self.pause(0)
+        if self.clock() - self._beaten >= BEAT_S:
+            self._beat()
+
+    def _say(self, start: int, verdict: Verdict | None) -> None:
+        fields = None if verdict is None else {**asdict(verdict), "why": verdict.why[:_LONGEST_WHY]}
+        self._set(json.dumps(fields), start, "verdict", self.node)
+
+    def _said(self, start: int, node: int) -> Verdict | None:
+        fields = json.loads(self._get(start, "verdict", node))
+        return None if fields is None else Verdict(**fields)
+
+    def _given_up(self, start: int) -> NodeError:
+        """What another one, that has not waited for all to come, has left."""
+        said = [self._said(start, node) for node in self._others if self._has(start, "verdict", node)]
+        self._part(start, SILENT_AFTER_FAILURE_S)
+        return NodeError(next((verdict.elsewhere for verdict in said if verdict), UNSAID), final=True)
+
+    def _part(self, start: int, within_s: float) -> None:
+        """Nothing is asked of the store any more; node 0 keeps it for each of the others, as long as that one lives."""
         self._set("", start, "over", self.node)
         if self.node == 0:
-            try:
-                self._wait_for(((start, "over", node) for node in self._others), self._live_on)
-            except NodeError:
-                pass  # what it had to say is known
+            for node in self._others:
+                if self._has(start, "here", node):
+                    self._listen_anew([node])
+                    with contextlib.suppress(NodeError):  # what it had to say is known
+                        self._wait_for([(start, "over", node)], functools.partial(self._live_on, within_s=within_s))
 
-    def _live_on(self) -> bool:
+    def _live_on(self, missing: Sequence[_Key], within_s: float) -> bool:
+        """Of those whose entries are missing: who has left what it had to say may be gone."""
         self._beat()
-        self._require_life(SILENT_AFTER_FAILURE_S)
+        self._require_life([key[-1] for key in missing], within_s)
         return False
 
-    def _wait_for(self, keys: Iterable[tuple[object, ...]], stop: Callable[[], bool]) -> bool:
-        """Block until all entries are there (True), or ``stop``, called every ``BEAT_S``, is true (False)."""
-        missing, next_look = list(keys), self.clock()
+    def _wait_for(self, keys: Sequence[_Key], stop: _Stop, deadline: float = math.inf) -> Sequence[_Key]:
+        """Block until all entries are there, or ``stop``, called every ``BEAT_S``, is true, or until the deadline.
+
+        Those that are still missing, which ``stop`` is told, too.
+        """
+        missing, next_look = keys, self.clock()
         for pause in _pauses():
             missing = [key for key in missing if not self._has(*key)]
-            if not missing:
+            if not missing or self.clock() >= deadline:
                 break
             if self.clock() >= next_look:
                 next_look = self.clock() + BEAT_S
-                if stop():
-                    return False
-            self.pause(pause)
-        return True
+                if stop(missing):
+                    break
+            self.pause(min(pause, max(0.0, deadline - self.clock())))
+        return missing
 
     def _beat(self) -> None:
         self._beats += 1
+        self._beaten = self.clock()
         self._ask(self.store.set, f"gpu_pool/beat/{self.node}", str(self._beats))
         for node in self._others:
             key = f"gpu_pool/beat/{node}"
             if self._ask(self.store.check, [key]):
                 beat = self._ask(self.store.get, key)
-                if beat != self._heard[node][0]:
+                if node not in self._heard or beat != self._heard[node][0]:
                     self._heard[node] = beat, self.clock()
 
-    def _require_life(self, within_s: float) -> None:
-        silent = {node for node, (_, at) in self._heard.items() if self.clock() - at > within_s}
+    def _listen_anew(self, nodes: Sequence[int]) -> None:
+        """Their silence counts from now on."""
+        for node in nodes:
+            self._heard[node] = self._heard.get(node, (b"", 0.0))[0], self.clock()
+
+    def _require_life(self, nodes: Sequence[int], within_s: float) -> None:
+        silent = [node for node in nodes if self.clock() - self._heard[node][1] > within_s]
         if silent:
             raise NodeError(f"lost {_named(silent)}, not heard of for {within_s:g} s", final=True)
 
@@ -216,9 +288,13 @@ class Nodes:
         self._ask(self.store.set, _key(*key), value)
 
     def _ask(self, question: Callable[..., Any], *args: Any) -> Any:
+        """The answer. After one that did not come nothing is asked: it may come yet, and be taken for another one's."""
         try:
+            if self._broken:
+                raise ConnectionError("an earlier question was not answered")
             return question(*args)
-        except RuntimeError as error:  # torch.distributed's DistError is one
+        except (RuntimeError, OSError) as error:  # torch.distributed's DistError is the first
+            self._broken = True
             raise NodeError("lost node 0, which holds the store", final=True) from error
 
 
@@ -226,8 +302,8 @@ def _key(*what: object) -> str:
     return "/".join(map(str, ("gpu_pool", *what)))
 
 
-def _named(nodes: set[int]) -> str:
-    return ("node " if len(nodes) == 1 else "nodes ") + ", ".join(map(str, sorted(nodes)))
+def _named(nodes: Sequence[int]) -> str:
+    return ("node " if len(nodes) == 1 else "nodes ") + ", ".join(map(str, nodes))
 
 
 def _pauses() -> Iterator[float]:

@@ -228,13 +228,23 @@ class Descriptor:
         return cls(fd, file)
 
     def write(self, content: bytes) -> bool:
-        """False, and nothing is written, where it is not what it was. Raises OSError."""
-        if identity(self.fd) != self.file:
-            return False
-        left = memoryview(content)
-        while left:
-            left = left[os.write(self.fd, left) :]
-        return True
+        """False, and nothing is written, where neither this process nor its parent has it any more. Raises OSError.
+
+        The parent, which gave it to us, has it under the same number.
+        """
+        fd = self.fd
+        if identity(fd) != self.file:
+            fd = os.open(f"/proc/{os.getppid()}/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if identity(fd) != self.file:
+                return False
+            left = memoryview(content)
+            while left:
+                left = left[os.write(fd, left) :]
+            return True
+        finally:
+            if fd != self.fd:
+                os.close(fd)
 
 
 class Unnamed(Descriptor):

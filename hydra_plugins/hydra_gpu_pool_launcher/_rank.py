@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import pickle
 import signal
@@ -28,12 +29,19 @@ Function = Callable[[], Any]
 class Rank(Assignment):
     """What the process of a rank is told. ``rank``: in the whole group; ``report``: the file for what it has to say.
 
-    ``bell``: what ``LOOK`` is written to when that is there.
+    ``bell``: what ``LOOK`` is written to when that is there. ``gate``: is readable, and not to be read from, once all
+    ranks are there and may begin; in ``orders`` there is then the rest of the environment, as JSON.
     """
 
     rank: int
     report: Unnamed
     bell: Descriptor
+    gate: Descriptor
+    orders: Unnamed
+
+    def descriptors(self) -> set[int]:
+        """Those that it needs."""
+        return {self.report.fd, self.bell.fd, self.gate.fd, self.orders.fd}
 
     @property
     def name(self) -> str:
@@ -50,17 +58,26 @@ def main(rank: Rank, function: Function, origin: Origin, of_the_app: _interprete
     received, of_the_job = _leader.enter(rank, origin)
     if rank.rank != 0:
         _interpreter.leave_log_files(of_the_app)
+    _wait_for_the_others(rank)
     return _run_to_the_end(rank, function, received, of_the_job)
 
 
 def main_of_fresh(rank: Rank, load: Callable[[], Function]) -> int:
     """The same, in the fresh interpreter that ``_leader.become_fresh`` has started. ``load`` imports the app."""
-    for fd in (rank.report.fd, rank.bell.fd):
+    for fd in rank.descriptors():
         os.set_inheritable(fd, False)
+    _wait_for_the_others(rank)
     received, function = _leader.enter_fresh(rank, load)
     if isinstance(function, JobError):
         return _end(rank, PlainBody.failure(rank.job, function), time.monotonic(), received, _NOTHING_OF_THE_APP)
     return _run_to_the_end(rank, function, received, _NOTHING_OF_THE_APP)
+
+
+def _wait_for_the_others(rank: Rank) -> None:
+    _process.wait_readable([rank.gate.fd])
+    os.environ.update(json.loads(rank.orders.read()))
+    for fd in (rank.gate.fd, rank.orders.fd):
+        os.close(fd)
 
 
 _NOTHING_OF_THE_APP = _interpreter.OfTheApp([], None)

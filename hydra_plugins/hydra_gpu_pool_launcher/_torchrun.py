@@ -39,14 +39,12 @@ def rank_environ(
     ranks: int,
     node_rank: int,
     nodes: int,
-    master: tuple[str, int],
-    run_id: str,
     restart: int,
     max_restarts: int,
 ) -> dict[str, str]:
-    """What torchrun sets for a rank that joins its agent's store. ``ranks``: on each node; ``master``: host and port.
+    """What torchrun sets for a rank, but for ``master_environ``. ``ranks``: on each node.
 
-    But for TORCHELASTIC_ERROR_FILE, since a rank's exception comes back by itself, and what is for its agent alone.
+    And but for TORCHELASTIC_ERROR_FILE, since a rank's exception comes back by itself, and what is for its agent alone.
     """
     rank, world = node_rank * ranks + local_rank, nodes * ranks
     return {
@@ -59,13 +57,15 @@ def rank_environ(
         "ROLE_NAME": "default",
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(world),
-        "MASTER_ADDR": master[0],
-        "MASTER_PORT": str(master[1]),
-        _RUN_ID: run_id,
         "TORCHELASTIC_RESTART_COUNT": str(restart),
         "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
+
+
+def master_environ(master: tuple[str, int], run_id: str) -> dict[str, str]:
+    """What torchrun sets besides, of the store that the ranks join: host and port, and which group it is."""
+    return {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1]), _RUN_ID: run_id}
 
 
 def is_main_rank() -> bool:
