@@ -414,12 +414,13 @@ def test_what_came_too_soon_is_written_without_another_event(
             late.set()
 
     monkeypatch.setattr(_report, "_RESULTS_EVERY_S", 0.02)
+    monkeypatch.setattr(_report, "_PAGE_EVERY_S", 10 * LIMIT_S)
     monkeypatch.setattr(_report, "write_results", write)
     monkeypatch.setattr(_report, "write_page", lambda *_, **__: None)
     reports = Reports(files, lambda text, _: pytest.fail(text))
     reports.begin(LAYOUT)
     reports.show(start(0, 1.0, "0.0"))
-    reports.show(start(0, 1.0, "0.0"))  # the page has half a minute to wait for, and the results do not wait as long
+    reports.show(start(0, 1.0, "0.0"))  # the page has long to wait for, and the results do not wait for it
     for num in range(3):
         reports.show(end(num, 1.0))
     assert late.wait(LIMIT_S)
