@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from test_view import end, launch, queued, seen, start
 
+from hydra_plugins.hydra_gpu_pool_launcher import _sheet, _timeline
 from hydra_plugins.hydra_gpu_pool_launcher._markup import WORDS, cell_text, plain, span
 from hydra_plugins.hydra_gpu_pool_launcher._page import page, to_be_told
 from hydra_plugins.hydra_gpu_pool_launcher._view import State, View
@@ -348,18 +349,19 @@ def test_the_logs_of_many_ways_to_fail_are_cut_rather_than_the_page_too_large() 
     assert "70 more jobs failed in other ways" in Parsed(text).text
 
 
-def test_of_more_jobs_than_a_page_can_show_it_shows_the_first_and_says_so() -> None:
-    found = Parsed(page(large(8000, columns=8), {}, 5e4))
+def test_of_more_jobs_than_a_page_can_show_it_shows_the_first_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sheet, "_TABLE_BYTES", 100_000)
+    found = Parsed(page(large(2000), {}, 5e4))
     rows = len(found.of("tr")) - 1
-    assert 2000 < rows < 8000
-    assert f"the first {rows} of 8\u202f000 jobs; long cells are cut; results.csv has all of it" in found.text
+    assert 500 < rows < 2000
+    assert f"the first {rows} of 2\u202f000 jobs; long cells are cut; results.csv has all of it" in found.text
 
 
-def test_bars_too_short_to_tell_apart_are_one() -> None:
-    found = Parsed(page(large(20_000), {}, 5e4))
-    drawn = [bar for bar in found.of("rect") if "data-t" in bar]
-    assert len(drawn) <= 2 * 5000
-    assert sum(int(bar.get("data-n") or 1) for bar in drawn) == 20_000
+def test_bars_too_short_to_tell_apart_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_timeline, "_MOST_BARS", 500)
+    drawn = [bar for bar in Parsed(page(large(2000), {}, 5e4)).of("rect") if "data-t" in bar]
+    assert 250 < len(drawn) <= 2 * 500
+    assert sum(int(bar.get("data-n") or 1) for bar in drawn) == 2000
 
 
 # --- in a browser ---
@@ -563,8 +565,19 @@ def test_without_a_script_the_page_can_be_read(opened: Open) -> None:
     shown = opened(seen(*SWEEP), java_script_enabled=False)
     assert shown.locator("rect[data-t]").count() == 4
     assert column(shown, 1) == ["0", "1", "2", "3"]
-    assert shown.locator("noscript").is_visible()
+    assert [told.is_visible() for told in shown.locator("noscript").all()] == [True, True]
     assert shown.get_by_text("a click on a header").is_hidden()
+    assert shown.locator("#key").is_hidden()
+
+
+def test_on_paper_it_is_light_and_fits_whole(opened: Open) -> None:
+    shown = opened(large(100), color_scheme="dark", viewport={"width": 700, "height": 900})
+    shown.emulate_media(media="print", color_scheme="dark")
+    paper = "getComputedStyle(document.documentElement).backgroundColor"
+    assert shown.evaluate(paper) == "rgb(255, 255, 255)"
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 700
+    table, around = (shown.locator(name).bounding_box()["height"] for name in ("#results", ".scroll"))
+    assert around == pytest.approx(table, abs=3)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -105,7 +105,8 @@ class Sheet:
         if not best:
             return ""
         options = "".join(f"<option>{escaped(one['name'])}</option>" for one in best)
-        choice = f'<label>of <select id="key">{options}</select></label>' if len(best) > 1 else ""
+        choice = f'<label class="scripted">of <select id="key">{options}</select></label>' if len(best) > 1 else ""
+        choice += f"<noscript>of {escaped(best[0]['name'])}</noscript>" if choice else ""
         ends = "".join(
             f'<div><dt>{word}</dt><dd><b id="{end}">{text}</b> <a id="{end}-job" href="#j{num}">job {num}</a>'
             f' <span id="{end}-overrides">{escaped(self._overrides(num), 200)}</span></dd></div>'
