@@ -51,5 +51,5 @@ $(INSTALLED): setup.py $(wildcard requirements/*.txt)
 	@rm -f $@
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c requirements/constraints.txt setuptools
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c requirements/constraints.txt \
-	  --use-pep517 --no-build-isolation -e '.[dev,example,clients]'
+	  --use-pep517 --no-build-isolation -e '.[dev,example,clients,browser]'
 	@touch $@

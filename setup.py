@@ -47,7 +47,7 @@ setup(
     # file, which Hydra's plugin scan sees, and not an import hook, which it misses.
     packages=find_namespace_packages(include=["hydra_plugins", "hydra_plugins.*"]),
     package_dir={"": "."},
-    package_data={"hydra_plugins.hydra_gpu_pool_launcher": ["py.typed"]},
+    package_data={"hydra_plugins.hydra_gpu_pool_launcher": ["page.css", "page.js", "py.typed"]},
     include_package_data=False,
     python_requires=">=3.10",
     install_requires=[
@@ -61,6 +61,7 @@ setup(
         "ray": ["hydra-ray-launcher>=1.2"],  # to compare with
         "example": ["scikit-learn", "torch"],
         "title": ["setproctitle"],  # jobs' names in nvidia-smi, htop and ps
+        "browser": ["playwright"],  # to look at sweep.html, in a chromium that is there already
         # What jobs are tested with where torch is there.
         "clients": ["accelerate", "intel-openmp; platform_machine == 'x86_64'", "lightning"],
         "dev": [

@@ -106,9 +106,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     info = f"hydra_gpu_pool_launcher-{__version__}.dist-info"
     about = ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE", "top_level.txt")
     modules = {f"{PACKAGE}/{path.name}" for path in (ROOT / PACKAGE).glob("*.py")}
+    data = {f"{PACKAGE}/{name}" for name in ("page.css", "page.js", "py.typed")}
 
     with zipfile.ZipFile(wheel) as archive:
-        assert set(archive.namelist()) == {*modules, f"{PACKAGE}/py.typed", *(f"{info}/{name}" for name in about)}
+        assert set(archive.namelist()) == {*modules, *data, *(f"{info}/{name}" for name in about)}
 
 
 def test_the_sdist_can_be_developed_from(dist: Path) -> None:
@@ -127,6 +128,8 @@ def test_the_sdist_can_be_developed_from(dist: Path) -> None:
         "requirements/constraints.txt",
         "setup.py",
         "tests/test_package.py",
+        f"{PACKAGE}/page.css",
+        f"{PACKAGE}/page.js",
         f"{PACKAGE}/py.typed",
     }
 
@@ -137,6 +140,7 @@ def test_the_metadata_says_what_is_needed_and_pins_nothing(metadata: Message) ->
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License"] == "MIT"
     assert set(metadata.get_all("Provides-Extra", [])) == {
+        "browser",
         "clients",
         "ddp",
         "dev",

@@ -47,6 +47,16 @@ class SweepFiles:
         """Held by the live supervisor; its content is the pid of that sweep's main process."""
         return os.path.join(self.root, "lock")
 
+    @property
+    def results(self) -> str:
+        """A row per job, for a person's tools; beside what the jobs write."""
+        return os.path.join(self.sweep_dir, "results.csv")
+
+    @property
+    def page(self) -> str:
+        """The sweep as a page, for a browser; beside what the jobs write."""
+        return os.path.join(self.sweep_dir, "sweep.html")
+
     def job_dir(self, num: int | str) -> str:
         """The directory of one job's files."""
         return os.path.join(self.root, "jobs", str(num))

@@ -1,0 +1,230 @@
+"""What a sweep leaves for people and their tools: results.csv and sweep.html, written as its jobs end. In main."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import logging
+import math
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from ._files import SweepFiles
+from ._journal import JournalReader
+from ._model import Layout
+from ._page import page, to_be_told
+from ._results import Cell, results
+from ._view import View
+
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
+_FORMULA = "=+-@\t\r"
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+_RESULTS_EVERY_S = 1.0
+_PAGE_EVERY_S = 30.0
+
+_TAIL_BYTES = 16 << 10
+
+
+def write_results(files: SweepFiles, view: View, *, over: bool = False) -> None:
+    """Write results.csv, whole or not at all. ``over``: see ``_results.results``. Raises OSError."""
+    table = results(view, over=over)
+    _replace(files, files.results, as_csv([[column.name for column in table.columns], *table.rows]))
+
+
+def write_page(files: SweepFiles, view: View, *, over: bool = False) -> None:
+    """Write sweep.html, whole or not at all; of logs, the last lines of what failed are read. Raises OSError."""
+    tails = {num: tail for num in to_be_told(view, over=over) if (tail := read_tail(files.output(num)))}
+    text = page(view, tails, time.time(), name=_shown(files.sweep_dir), over=over)
+    _replace(files, files.page, text.encode("utf-8", "backslashreplace"))
+
+
+def as_csv(rows: Iterable[Iterable[Cell]]) -> bytes:
+    """Rows as RFC 4180 has them, in UTF-8; see ``_text`` for what becomes of the cells."""
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows([_text(cell) for cell in row] for row in rows)
+    return out.getvalue().encode("utf-8", "backslashreplace")  # a lone surrogate, from a file name say
+
+
+def _text(cell: Cell) -> str:
+    """A cell as pandas, among others, reads it back: a number as a number, nothing as nothing.
+
+    An integer that 64 bits do not hold is written as a float, since it would make its whole column text. A text that a
+    spreadsheet would take for a formula gets an apostrophe before it. Control characters are spelled out: somebody will
+    look at this file in a terminal.
+    """
+    if cell is None:
+        return ""
+    if isinstance(cell, bool):
+        return str(cell)
+    if isinstance(cell, int) and not -(2**63) <= cell < 2**63:
+        return f"{Decimal(cell):.16e}"
+    if isinstance(cell, (int, float)):
+        return repr(cell)
+    text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", cell)
+    return f"'{text}" if text[:1] and text[0] in _FORMULA and not _NUMBER.fullmatch(text) else text
+
+
+def read_tail(path: str) -> str | None:
+    """The last of a log, at most some kilobytes of it; None where it cannot be read, or is no file."""
+    try:
+        # A pipe that somebody has put there is not waited for, and a link not followed.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                return None
+            file.seek(max(0, found.st_size - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None
+    return text if found.st_size <= _TAIL_BYTES else text.partition("\n")[2] or text
+
+
+def _shown(path: str) -> str:
+    """The sweep's directory, as its user calls it."""
+    try:
+        relative = os.path.relpath(path)
+    except OSError:  # the working directory is gone
+        return path
+    return path if relative.startswith(os.pardir) else relative
+
+
+def _replace(files: SweepFiles, path: str, content: bytes) -> None:
+    """Put it in the place of what is there, in one step. It is not forced to disk: the journal has all that is in it.
+
+    It is written in gpu_pool's own directory, where nobody else can have put a link in its way.
+    """
+    aside = os.path.join(files.root, f"{os.path.basename(path)}.{os.getpid()}.new")  # another process may write its own
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(aside)
+    try:
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with open(fd, "wb") as file:
+            file.write(content)
+        os.rename(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise
+
+
+@dataclass
+class Turn:
+    """When a file is to be written: as soon as there is news, but no sooner than ``every_s`` after the last time."""
+
+    every_s: float
+    _news: bool = False
+    _last: float = -math.inf
+
+    def news(self) -> None:
+        """There is something that the file does not have."""
+        self._news = True
+
+    def wait_s(self, now: float) -> float | None:
+        """Seconds until it is time; 0.0: it is; None: there is no news."""
+        return max(0.0, self._last + self.every_s - now) if self._news else None
+
+    def taken(self, now: float) -> None:
+        """It is being written."""
+        self._news, self._last = False, now
+
+
+@dataclass
+class _Written:
+    """One of the two files: when it is due, and how it is written."""
+
+    name: str
+    turn: Turn
+    events: frozenset[str]
+    write: Callable[..., None]
+
+
+@dataclass
+class Reports:
+    """A Display that keeps the two files: results.csv, at most once a second as jobs end; sweep.html, every 30 seconds.
+
+    Both are whole, and of the whole sweep, after ``summary``. Where one cannot be written, ``say`` is told so, once,
+    and the sweep goes on. What comes too soon after a write is written by a timer, in a thread of main, which is gone
+    after ``summary``.
+    """
+
+    files: SweepFiles
+    say: Callable[[str, int], None]
+    clock: Callable[[], float] = time.monotonic
+    view: View = field(default_factory=View)
+
+    def __post_init__(self) -> None:
+        ends = frozenset({"end"})
+        self._written = (
+            _Written("results.csv", Turn(_RESULTS_EVERY_S), ends, write_results),
+            _Written("sweep.html", Turn(_PAGE_EVERY_S), ends | {"start", "retry"}, write_page),
+        )
+        self._lock = threading.RLock()
+        self._timer: threading.Timer | None = None
+        self._timer_at = math.inf
+        self._said: set[str] = set()
+
+    def begin(self, layout: Layout) -> None:  # noqa: ARG002
+        """Read what earlier launches of the same sweep have left: a sweeper that works in batches has many."""
+        with self._lock, contextlib.suppress(OSError), contextlib.closing(JournalReader(self.files.journal)) as journal:
+            self.view = View()
+            self.view.take(journal.new())
+
+    def show(self, event: dict[str, Any]) -> None:
+        """One event of the journal, also if ``begin`` has read it already: each launch says again which jobs it has."""
+        with self._lock:
+            self.view.take([event])
+            for each in self._written:
+                if event.get("event") in each.events:
+                    each.turn.news()
+            self._write_what_is_due()
+
+    def summary(self) -> None:
+        """Write both, as the last word on this launch."""
+        with self._lock:
+            timer, self._timer = self._timer, None
+            for each in self._written:
+                self._write(each, over=True)
+        if timer is not None:
+            timer.cancel()
+            timer.join()  # the next launch forks main only while main has no other thread
+
+    def _on_timer(self) -> None:
+        with self._lock:
+            if self._timer is threading.current_thread():
+                self._timer = None
+                self._write_what_is_due()
+
+    def _write_what_is_due(self) -> None:
+        for each in self._written:
+            if each.turn.wait_s(self.clock()) == 0.0:
+                self._write(each)
+        now = self.clock()
+        waits = [wait for each in self._written if (wait := each.turn.wait_s(now)) is not None]
+        if waits and (self._timer is None or now + min(waits) < self._timer_at):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = now + min(waits)
+            self._timer = threading.Timer(min(waits), self._on_timer)
+            self._timer.daemon = True  # whoever ends main does not wait for it
+            self._timer.start()
+
+    def _write(self, each: _Written, over: bool = False) -> None:
+        each.turn.taken(self.clock())
+        try:
+            each.write(self.files, self.view, over=over)
+        except Exception as error:  # neither a full disk nor a fault of ours is worth a sweep
+            if each.name not in self._said:
+                self._said.add(each.name)
+                why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+                path = os.path.join(_shown(self.files.sweep_dir), each.name)
+                self.say(f"{path} cannot be written ({why}) and may be out of date; the jobs go on", logging.WARNING)
