@@ -165,6 +165,18 @@ def test_hydra_shows_the_launcher_of_the_installed_wheel_without_torch(python: P
     assert "GpuPoolLauncher" in run(python, "-I", app, "--info", "plugins")
 
 
+def test_the_command_is_installed_and_works_in_both_ways_without_torch(python: Path, tmp_path: Path) -> None:
+    script = python.with_name("gpu-pool")
+
+    for command in ((script,), (python, "-I", "-m", "hydra_plugins.hydra_gpu_pool_launcher")):
+        assert run(*command, "--version") == f"gpu_pool {__version__}\n"
+        assert '"cpu_slots"' in run(*command, "gpus", "--json")
+    journal = tmp_path / ".gpu_pool" / "journal.jsonl"
+    journal.parent.mkdir()
+    journal.write_text('{"event": "queued", "time": 1, "job": 0, "overrides": []}\n')
+    assert "1 queued" in run(script, "status", tmp_path)
+
+
 def test_a_type_checker_sees_the_installed_package_as_typed(python: Path) -> None:
     where = "import hydra_plugins.hydra_gpu_pool_launcher as p; print(p.__file__)"
 

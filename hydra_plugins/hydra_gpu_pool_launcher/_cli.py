@@ -34,8 +34,7 @@ def main() -> NoReturn:
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except OSError as error:
-        code = _refuse(f"what there is to say cannot be written: {error.strerror}")
+    except OSError:  # which was said
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter tries once more when it ends, and would complain
     sys.exit(code)
 
@@ -47,6 +46,7 @@ def run(arguments: Sequence[str]) -> int:
         return _refuse("there is no stdout to write to")
     try:
         code: int = given.do(given)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     except GpuPoolError as error:
         return _refuse(str(error))
     except OSError as error:
-        return _refuse(f"{error.filename or 'stdout'}: {error.strerror or error}")
+        return _refuse(f"{error.filename or 'what there is to say cannot be written'}: {error.strerror or error}")
     return code
 
 

@@ -69,7 +69,11 @@ class WatchedSweep:
         self.standing = Standing.UNKNOWN
         self._pidfd: int | None = None
         self._reader: JournalReader | None = None
-        self.look()
+        try:
+            self.look()
+        except BaseException:
+            self.close()
+            raise
 
     def look(self) -> None:
         """Read what is new. Where a new sweep has begun in the directory, this one is of that from then on."""

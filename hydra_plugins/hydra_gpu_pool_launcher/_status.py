@@ -95,15 +95,15 @@ def _tables(view: View, now: float, last: Callable[[JobView], str], width: int, 
     ended = [job for job in view.in_order() if job.state.over]
     if not view.running() and (height is None or len(ended) < height):
         return _ended(view, ended, now, width)
-    first = rows(view, now, last, width, height)
     rest = [job for job in ended if job.state is not State.FAILED]
-    if height is not None and len(rest) > (room := height - len(first) - 3):  # a blank line, a header, the line of more
-        shown_ = sorted(rest, key=_end, reverse=True)[: max(0, room)]
-        more = f"{_GAP}and {len(rest) - len(shown_)}{' more' if shown_ else ''} that ended otherwise; --all shows all"
-        second = [*_ended(view, shown_, now, width), Line(cut(more, width))]
-    else:
-        second = _ended(view, rest, now, width)
-    return [*first, *([Line("")] if first and second else []), *second]
+    first = rows(view, now, last, width, height if height is None or not rest else height - 1)
+    blank = [Line("")] if first and rest else []
+    if height is None or len(first) + len(blank) + 1 + len(rest) <= height:
+        return [*first, *blank, *_ended(view, rest, now, width)]
+    fit = max(0, height - len(first) - len(blank) - 2)
+    newest = sorted(rest, key=_end, reverse=True)[:fit]
+    more = f"{_GAP}and {len(rest) - fit}{' more' if fit else ''} that ended otherwise; --all shows all"
+    return [*first, *(blank if fit else []), *_ended(view, newest, now, width), Line(cut(more, width))]
 
 
 def _end(job: JobView) -> float:
@@ -119,7 +119,7 @@ def _ended(view: View, jobs: Sequence[JobView], now: float, width: int) -> list[
     head = ["#", "gpu", "took", *(cut(one_line(key), _WIDEST_OVERRIDE) for key in keys), "status", "value"]
     table = [head]
     for job in jobs:
-        slots = ",".join(job.tries[-1].slots) if job.tries else ""
+        slots = one_line(",".join(job.tries[-1].slots)) if job.tries else ""
         took = job.tries[-1].seconds(now) if job.tries else job.seconds
         cells_ = [cut(one_line(overrides[job.job.num].get(key, "")), _WIDEST_OVERRIDE) for key in keys]
         what = text_of(job.value) if job.state is State.COMPLETED else error(job)

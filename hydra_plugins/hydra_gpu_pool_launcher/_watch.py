@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -27,7 +28,8 @@ _LEAST_S = 0.1  # between two looks, however much happens
 
 def once(files: SweepFiles, *, json_wanted: bool, everything: bool) -> None:
     """Print it. Raises Refused where there is no sweep."""
-    _print(files, WatchedSweep(files), json_wanted, everything)
+    with contextlib.closing(WatchedSweep(files)) as sweep:
+        _print(files, sweep, json_wanted, everything)
 
 
 def _print(files: SweepFiles, sweep: WatchedSweep, json_wanted: bool, everything: bool) -> None:
@@ -82,13 +84,13 @@ def _changes(files: SweepFiles) -> Iterator[WatchedSweep | None]:
     """The sweep, again and again: at once, when something happens in it, and each second. None: it is not there yet."""
     sweep: WatchedSweep | None = None
     reader_of_ours = _process.pipe_behind(1)
-    with _process.Changes() as changes:
+    with _process.Changes() as changes, contextlib.ExitStack() as stack:
         while True:
             began = time.monotonic()
             changes.watch(files.root)
             if sweep is None:
                 try:
-                    sweep = WatchedSweep(files)
+                    sweep = stack.enter_context(contextlib.closing(WatchedSweep(files)))
                 except NoSweep:
                     pass
             else:
