@@ -49,10 +49,12 @@ setup(
     package_dir={"": "."},
     package_data={"hydra_plugins.hydra_gpu_pool_launcher": ["page.css", "page.js", "py.typed"]},
     include_package_data=False,
+    entry_points={"console_scripts": ["gpu-pool = hydra_plugins.hydra_gpu_pool_launcher._cli:main"]},
     python_requires=">=3.10",
     install_requires=[
         "cloudpickle",
         "hydra-core>=1.3",  # Hydra 1.4's release candidates too, for those who ask pip for them
+        "rich",
         "threadpoolctl",
     ],
     extras_require={
@@ -70,6 +72,7 @@ setup(
             "hypothesis",
             "mypy",
             "nvidia-ml-py",
+            "pyte",
             "pytest",
             "pytest-timeout",
             "ruff",

@@ -104,7 +104,7 @@ def python(wheel: Path, metadata: Message, tmp_path_factory: pytest.TempPathFact
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     info = f"hydra_gpu_pool_launcher-{__version__}.dist-info"
-    about = ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE", "top_level.txt")
+    about = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt")
     modules = {f"{PACKAGE}/{path.name}" for path in (ROOT / PACKAGE).glob("*.py")}
     data = {f"{PACKAGE}/{name}" for name in ("page.css", "page.js", "py.typed")}
 
@@ -154,6 +154,7 @@ def test_the_metadata_says_what_is_needed_and_pins_nothing(metadata: Message) ->
     assert {str(one) for one in requirements if one.marker is None} == {
         "cloudpickle",
         "hydra-core>=1.3",
+        "rich",
         "threadpoolctl",
     }
     assert {part.operator for one in requirements for part in one.specifier} <= {">="}
@@ -165,7 +166,7 @@ def test_the_readme_is_the_long_description(metadata: Message) -> None:
 
 
 def test_the_extras_are_not_needed(metadata: Message) -> None:
-    assert needed(metadata).keys().isdisjoint({"torch", "numpy", "nvidia-ml-py", "rich"})
+    assert needed(metadata).keys().isdisjoint({"torch", "numpy", "nvidia-ml-py"})
 
 
 def test_hydra_shows_the_launcher_of_the_installed_wheel_without_torch(python: Path, tmp_path: Path) -> None:
@@ -174,6 +175,18 @@ def test_hydra_shows_the_launcher_of_the_installed_wheel_without_torch(python: P
 
     assert "None" in run(python, "-I", "-c", "from importlib.util import find_spec; print(find_spec('torch'))")
     assert "GpuPoolLauncher" in run(python, "-I", app, "--info", "plugins")
+
+
+def test_the_command_is_installed_and_works_in_both_ways_without_torch(python: Path, tmp_path: Path) -> None:
+    script = python.with_name("gpu-pool")
+
+    for command in ((script,), (python, "-I", "-m", "hydra_plugins.hydra_gpu_pool_launcher")):
+        assert run(*command, "--version") == f"gpu_pool {__version__}\n"
+        assert '"cpu_slots"' in run(*command, "gpus", "--json")
+    journal = tmp_path / ".gpu_pool" / "journal.jsonl"
+    journal.parent.mkdir()
+    journal.write_text('{"event": "queued", "time": 1, "job": 0, "overrides": []}\n')
+    assert "1 queued" in run(script, "status", tmp_path)
 
 
 def test_a_type_checker_sees_the_installed_package_as_typed(python: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support import LIMIT_S, sleeper
 
 from hydra_plugins.hydra_gpu_pool_launcher import ConfigurationError, _family, _process
 from hydra_plugins.hydra_gpu_pool_launcher._family import Family
@@ -435,3 +436,56 @@ def test_a_process_that_lets_an_interrupt_out_ends_by_its_signal_as_any_interpre
 
     _, status = os.waitpid(_process.fork(main), 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGINT
+
+
+def test_a_process_is_found_by_its_pid_and_start_and_not_once_it_has_ended() -> None:
+    with sleeper() as child:
+        started = _process.start_time(child.pid)
+        assert started is not None
+        pidfd = _process.find(child.pid, started)
+        assert pidfd is not None
+        os.close(pidfd)
+        assert _process.find(child.pid, started + 1) is None
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert _process.find(child.pid, started) is None
+    assert _process.find(child.pid, started) is None
+
+
+@pytest.mark.parametrize("by_python", [True, False])
+def test_a_signal_by_pidfd_reaches_the_process_and_none_after_it(
+    by_python: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not by_python:
+        monkeypatch.delattr(signal, "pidfd_send_signal", raising=False)
+    with sleeper() as child:
+        pidfd = _process.pidfd_open(child.pid)
+        _process.send_to(pidfd, signal.SIGUSR2)
+        assert child.wait(LIMIT_S) == -signal.SIGUSR2
+    with pytest.raises(ProcessLookupError):
+        _process.send_to(pidfd, signal.SIGUSR2)
+    os.close(pidfd)
+
+
+def test_a_file_that_grows_comes_or_is_renamed_wakes_who_waits_for_its_directory(tmp_path: Path) -> None:
+    with _process.Changes() as changes:
+        changes.watch(str(tmp_path / "not there"))
+        for _ in range(2):
+            changes.watch(str(tmp_path))
+        assert _process.wait_readable([changes.fd], 0) == []
+        file = tmp_path / "file"
+        for change in (file.touch, lambda: file.write_text("text"), lambda: file.rename(tmp_path / "renamed")):
+            change()
+            assert _process.wait_readable([changes.fd], LIMIT_S), "nobody was woken"
+            assert changes.wait(LIMIT_S) == []
+            assert _process.wait_readable([changes.fd], 0) == []
+
+
+def test_a_pipe_is_told_from_a_file_and_its_reader_is_missed() -> None:
+    read, write = os.pipe()
+    with open(os.devnull) as null:
+        assert (_process.pipe_behind(null.fileno()), _process.pipe_behind(write)) == (None, write)
+    assert _process.wait_readable([write], 0) == []
+    os.close(read)
+    assert _process.wait_readable([write], LIMIT_S) == [write]
+    os.close(write)

@@ -184,6 +184,12 @@ def visibility(layout: Layout, slots: tuple[Slot, ...], environ: Mapping[str, st
     return variables
 
 
+def gpu_of(entry: str, environ: Mapping[str, str], found: tuple[Gpu, ...] | None) -> Gpu | None:
+    """The GPU that an entry of CUDA_VISIBLE_DEVICES shows, where that can be told. Pure."""
+    uuid = _identity(entry, environ, found)
+    return next((gpu for gpu in found or () if gpu.uuid == uuid), None)
+
+
 def _is_number(entry: str) -> bool:
     return entry.isascii() and entry.isdigit() and len(entry) < 10
 

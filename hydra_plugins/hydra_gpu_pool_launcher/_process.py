@@ -15,6 +15,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import traceback
@@ -29,6 +30,7 @@ from ._model import ConfigurationError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_SYS_PIDFD_SEND_SIGNAL = 424
 _SYS_PIDFD_OPEN = 434
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -57,6 +59,30 @@ def pidfd_open(pid: int) -> int:
     if fd < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return fd
+
+
+def find(pid: int, started: int) -> int | None:
+    """A pidfd of the process that has this pid and was started then (``start_time``); None: it has ended.
+
+    Where another user's processes are hidden in /proc, a process of this pid is taken for it.
+    """
+    try:
+        pidfd = pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    # In this order: of a pid that was given to another process before pidfd_open, the start time is another one.
+    if start_time(pid) in {started, None} and not wait_readable([pidfd], 0):
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
+def send_to(pidfd: int, signum: int) -> None:
+    """Send a signal to the process of a pidfd, and never to one that has its pid by now. Raises OSError."""
+    if hasattr(signal, "pidfd_send_signal"):
+        signal.pidfd_send_signal(pidfd, signum)
+    elif _libc.syscall(_SYS_PIDFD_SEND_SIGNAL, pidfd, signum, None, 0) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def require_pidfd() -> None:
@@ -326,6 +352,52 @@ def wait_readable(fds: Iterable[int], timeout: float | None = None) -> list[int]
         poll.register(fd, select.POLLIN)
     longest_s = 86400.0 * 20  # poll(2) counts milliseconds in 31 bits
     return [fd for fd, _ in poll.poll(None if timeout is None else math.ceil(1000 * min(max(timeout, 0), longest_s)))]
+
+
+_IN_MODIFY, _IN_MOVED, _IN_CREATE = 0x2, 0xC0, 0x100
+
+
+class Changes:
+    """A descriptor that becomes readable when a file of one of the directories grows, comes or is renamed (inotify(7)).
+
+    Where the system refuses to watch, or cannot, as over a network: it stays silent. So wait with a timeout as well.
+    """
+
+    def __init__(self) -> None:
+        self.fd: int = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._watched: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+    def watch(self, directory: str) -> None:
+        """From now on this one, too, if it is there; it may be called again and again."""
+        if self.fd < 0 or directory in self._watched:
+            return
+        mask = _IN_MODIFY | _IN_MOVED | _IN_CREATE
+        if _libc.inotify_add_watch(self.fd, os.fsencode(directory), mask) >= 0:
+            self._watched.add(directory)
+
+    def wait(self, timeout: float, *others: int) -> list[int]:
+        """Block until something has changed, or one of the other descriptors is readable: those of them that are."""
+        ready = wait_readable([fd for fd in (self.fd, *others) if fd >= 0], timeout)
+        if self.fd in ready:
+            with contextlib.suppress(BlockingIOError):
+                while os.read(self.fd, 1 << 16):
+                    pass
+        return [fd for fd in ready if fd != self.fd]
+
+
+def pipe_behind(fd: int) -> int | None:
+    """The descriptor, where it writes to a pipe: ``wait_readable`` has it once nobody is left to read from that."""
+    try:
+        return fd if stat.S_ISFIFO(os.fstat(fd).st_mode) else None
+    except OSError:
+        return None
 
 
 def send(fd: int, data: bytes) -> int:

@@ -83,7 +83,7 @@ def _aligned(
     fixed = [["#", "gpu", "pid", "for"]]
     for job in jobs:
         last = job.tries[-1] if job.tries else None
-        slots, pid = (",".join(last.slots), str(last.pid)) if last is not None else ("", "")
+        slots, pid = (one_line(",".join(last.slots)), str(last.pid)) if last is not None else ("", "")
         fixed.append([str(job.job.num), slots, pid, short(last.seconds(now)) if last is not None else ""])
     overrides = [
         [cut(one_line(key), _WIDEST_OVERRIDE)]
@@ -122,7 +122,7 @@ def _what(job: JobView, last_line: Callable[[JobView], str]) -> str:
 
 def error(job: JobView) -> str:
     """Why it failed, in one line. gpu_pool's own errors are whole sentences; others are known by their type."""
-    text, name = one_line(job.error_text or "").removeprefix("was cancelled: "), job.error_type or ""
+    text, name = one_line(job.error_text or "").removeprefix("was cancelled: "), one_line(job.error_type or "")
     return text if name in JOB_ERRORS or not name else f"{name}: {text}" if text else name
 
 

@@ -1,0 +1,210 @@
+"""What ``gpu-pool status`` says of a sweep: as lines for a person, as JSON for a script."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _process
+from ._files import SweepFiles
+from ._outside import Standing, over, resume_command, shown
+from ._table import Line, cells, cut, error, overview, pad, rows, short
+from ._tail import one_line
+from ._view import JobView, State, View, columns
+
+_GAP = "  "
+_WIDEST_OVERRIDE = 24
+
+
+@dataclass(frozen=True)
+class Report:
+    """A sweep for a person. ``head`` and ``table`` fit the width; ``after`` is to be copied, and is not cut."""
+
+    head: list[Line]
+    table: list[Line]
+    after: list[str]
+
+    def lines(self) -> list[Line]:
+        """All of it, from the top."""
+        blank = [Line("")] if self.table else []
+        return [*self.head, *blank, *self.table, *(Line(text) for text in ["", *self.after] if self.after)]
+
+
+def report(
+    files: SweepFiles,
+    view: View,
+    how: Standing,
+    now: float,
+    last: Callable[[JobView], str],
+    width: int,
+    height: int | None = None,
+) -> Report:
+    """The sweep in at most ``height`` lines, but for what is to be copied; None: however many it takes.
+
+    ``view``: of a sweep that was killed, as ``as_left`` leaves it. ``last``: the last line of a job's log.
+    """
+    head = [*overview(view, now, shown(files.sweep_dir), width)]
+    head += [
+        Line(cut(text, width), State.FAILED if how is Standing.KILLED else None) for text in _standing(view, how, now)
+    ]
+    after = []
+    if how is Standing.KILLED and view.launch is not None:
+        command = resume_command(view.launch, files)
+        after = [
+            "What completed is kept. To go on with the rest:" if command else "What completed is kept.",
+            command or "",
+        ]
+    room = None if height is None else max(4, height - len(head) - 1 - (len(after) + 2 if after else 0))
+    return Report(head, _tables(view, now, last, width, room), [text for text in after if text])
+
+
+def _standing(view: View, how: Standing, now: float) -> list[str]:
+    """Whether anybody runs it, and who; the time of its last event where that matters."""
+    launch, last = view.launch, f"last event {_when(view.at, now)}"
+    if how is Standing.FINISHED:
+        return [f"finished {_when(view.at, now)}"]
+    if launch is None:
+        return [f"its journal does not say who runs it; {last}"]
+    host = one_line(launch.host)
+    if how is Standing.RUNNING:
+        return [f"running: process {launch.main} on {host}; {last}"]
+    if how is Standing.IDLE:
+        return [f"all jobs so far have ended {_when(view.at, now)}; the app, process {launch.main}, may start more"]
+    if how is Standing.KILLED:
+        rebooted = launch.boot != _process.boot_id()
+        why = f"{host} was restarted since" if rebooted else f"its supervisor, process {launch.supervisor}, is gone"
+        return [f"killed: {why}; {last}"]
+    return [f"on another machine, {host}: whether it still runs cannot be told from here; {last}"]
+
+
+def _when(at: float, now: float) -> str:
+    """A point in time: how long ago, and by the clock."""
+    ago = now - at
+    clock = time.strftime("%H:%M:%S" if 0 <= ago < 43200 else "%Y-%m-%d %H:%M:%S", time.localtime(at))
+    if not 0 <= ago < 43200:
+        return clock
+    return f"{short(ago)} ago ({clock})"
+
+
+def _tables(view: View, now: float, last: Callable[[JobView], str], width: int, height: int | None) -> list[Line]:
+    """Those that run or failed; below them the others that have ended. Where nothing runs and all fit, by number."""
+    ended = [job for job in view.in_order() if job.state.over]
+    if not view.running() and (height is None or len(ended) < height):
+        return _ended(view, ended, now, width)
+    rest = [job for job in ended if job.state is not State.FAILED]
+    first = rows(view, now, last, width, height if height is None or not rest else height - 1)
+    blank = [Line("")] if first and rest else []
+    if height is None or len(first) + len(blank) + 1 + len(rest) <= height:
+        return [*first, *blank, *_ended(view, rest, now, width)]
+    fit = max(0, height - len(first) - len(blank) - 2)
+    newest = sorted(rest, key=_end, reverse=True)[:fit]
+    more = f"{_GAP}and {len(rest) - fit}{' more' if fit else ''} that ended otherwise; --all shows all"
+    return [*first, *(blank if fit else []), *_ended(view, newest, now, width), Line(cut(more, width))]
+
+
+def _end(job: JobView) -> float:
+    return (job.tries[-1].ended or 0.0) if job.tries else 0.0
+
+
+def _ended(view: View, jobs: Sequence[JobView], now: float, width: int) -> list[Line]:
+    """A header and a row for each of the jobs: how long it took, its overrides that differ, how it ended."""
+    if not jobs:
+        return []
+    keys, values = columns([job.job for job in view.in_order()])
+    overrides = dict(zip((job.job.num for job in view.in_order()), values, strict=True))
+    head = ["#", "gpu", "took", *(cut(one_line(key), _WIDEST_OVERRIDE) for key in keys), "status", "value"]
+    table = [head]
+    for job in jobs:
+        slots = one_line(",".join(job.tries[-1].slots)) if job.tries else ""
+        took = job.tries[-1].seconds(now) if job.tries else job.seconds
+        cells_ = [cut(one_line(overrides[job.job.num].get(key, "")), _WIDEST_OVERRIDE) for key in keys]
+        what = text_of(job.value) if job.state is State.COMPLETED else error(job)
+        table.append([str(job.job.num), slots, "" if took is None else short(took), *cells_, job.state.value, what])
+    widths = [max(cells(row[i]) for row in table) for i in range(len(head) - 1)]
+    while len(widths) > 5 and sum(widths) + len(_GAP) * (len(widths) + 1) + 24 > width:  # overrides that leave no room
+        del widths[-2]
+        for row in table:
+            del row[-3]
+    lines = []
+    for i, row in enumerate(table):
+        align: list[Callable[[str, int], str]] = [str.rjust, pad, str.rjust, *[pad] * len(row)]
+        parts = [align[k](cell, widths[k]) for k, cell in enumerate(row[:-1])]
+        state = jobs[i - 1].state if i else None
+        lines.append(Line(cut(_GAP + _GAP.join([*parts, row[-1]]), width).rstrip(), state))
+    return lines
+
+
+def text_of(value: Any) -> str:
+    """What a job returned, in one line."""
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return _GAP.join(f"{one_line(str(key))} {text_of(each)}" for key, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(text_of, value))
+    return f"{value:.6g}" if isinstance(value, float) else one_line(str(value))
+
+
+# --- for a script ---
+
+
+def as_json(files: SweepFiles, view: View, how: Standing, now: float) -> dict[str, Any]:
+    """The sweep as README describes it: times in seconds since the epoch, durations in seconds."""
+    launch = view.launch
+    busy = sum(len(job.tries[-1].slots) for job in view.running())
+    return {
+        "directory": files.sweep_dir,
+        "standing": how.value,
+        "host": launch.host if launch else None,
+        "main": launch.main if launch else None,
+        "supervisor": launch.supervisor if launch else None,
+        "command": list(launch.command) if launch else None,
+        "cwd": launch.cwd if launch else None,
+        "began": view.began,
+        "last_event": view.at,
+        "left_s": None if over(how) else view.left_s(now),
+        "slots": list(view.slots()),
+        "busy": busy,
+        "counts": {state.value: view.count()[state] for state in State},
+        "jobs": [_job_as_json(files, job, now) for job in view.in_order()],
+    }
+
+
+def _job_as_json(files: SweepFiles, job: JobView, now: float) -> dict[str, Any]:
+    last = job.tries[-1] if job.tries else None
+    return {
+        "job": job.job.num,
+        "overrides": list(job.job.overrides),
+        "state": job.state.value,
+        "tries": len(job.tries),
+        "pid": last.pid if last and job.running else None,
+        "slots": list(last.slots) if last else [],
+        "started": last.started if last else None,
+        "ended": last.ended if last else None,
+        "seconds": last.seconds(now) if last else job.seconds,
+        "cpu_s": job.cpu_s,
+        "peak_mb": job.peak_mb,
+        "value": job.value,
+        "cause": job.cause.value if job.cause else None,
+        "error_type": job.error_type,
+        "error_text": job.error_text,
+        "stopping": job.stopping,
+        "log": files.output(job.job.num),
+    }
+
+
+def dumps(value: Any) -> str:
+    """One line of JSON that any parser takes: what is no finite number is null, what is not ASCII is escaped."""
+    return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list) else value
