@@ -20,7 +20,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pyte
@@ -924,14 +924,20 @@ def test_what_came_of_a_request_is_what_the_journal_says(
 # --- report, gpus ---
 
 
-def test_report_is_written_again_from_the_journal(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[SweepFiles] = []
-    stand_in = ModuleType("report")
-    monkeypatch.setattr(stand_in, "report", asked.append, raising=False)
-    monkeypatch.setitem(sys.modules, f"{_cli.__package__}._report", stand_in)
-    files = at_work(tmp_path / "s")
-    assert run("report", "s") == (0, "written: s/results.csv and sweep.html beside it\n", "")
-    assert asked == [files]
+def test_report_is_written_again_from_the_journal(run: Run, tmp_path: Path) -> None:
+    at_work(tmp_path / "s")
+    assert run("report", "s") == (0, "written: s/results.csv and s/sweep.html\n", "")
+    assert (tmp_path / "s/results.csv").read_text().startswith("number,lr,status,")
+    assert (tmp_path / "s/sweep.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_what_was_moved_aside_does_not_take_the_reports_of_the_sweep_after_it(run: Run, tmp_path: Path) -> None:
+    at_work(tmp_path / "s")
+    (tmp_path / "s/.gpu_pool").rename(tmp_path / "s/.gpu_pool.1")
+    code, _, err = run("report", "s/.gpu_pool.1")
+    assert code == 2
+    assert "was moved aside" in err
+    assert not (tmp_path / "s/results.csv").exists()
 
 
 H200 = tuple(Gpu(index, f"GPU-{index}abc", "NVIDIA H200", exclusive=index == 2) for index in range(3))
@@ -1002,11 +1008,8 @@ def test_the_status_in_the_readme_is_a_real_one(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_commands_of_the_readme_do_what_it_says(
-    start_app: StartApp, run: Run, tmp_path: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    start_app: StartApp, run: Run, tmp_path: Path, command: Callable[..., Any]
 ) -> None:
-    stand_in = ModuleType("report")
-    monkeypatch.setattr(stand_in, "report", lambda _: None, raising=False)
-    monkeypatch.setitem(sys.modules, f"{_cli.__package__}._report", stand_in)
     lines = re.findall(r"^    gpu-pool (.*?)(?:  +.*)?$", readme_section(), re.MULTILINE)
     commands = [line.replace("multirun/first", "sweep") for line in lines]
     assert {line.split()[0] for line in commands} == {"status", "logs", "cancel", "report", "gpus"}

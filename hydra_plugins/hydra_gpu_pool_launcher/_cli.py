@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from . import __version__
+from ._files import SweepFiles
 from ._model import GpuPoolError
-from ._outside import WatchedSweep, find, shown
+from ._outside import Refused, Standing, WatchedSweep, find, shown
 from ._tail import one_line
 
 _DIRECTORY = "the sweep's directory"
@@ -140,12 +141,15 @@ def _cancel(given: argparse.Namespace) -> int:
 
 
 def _report(given: argparse.Namespace) -> int:
-    from importlib import import_module
+    from . import _report
 
-    files = find(given.directory)
-    WatchedSweep(files).close()  # refused, where there is none
-    import_module("._report", __package__).report(files)
-    print(f"written: {shown(os.path.join(files.sweep_dir, 'results.csv'))} and sweep.html beside it")
+    with contextlib.closing(WatchedSweep(find(given.directory))) as sweep:
+        if sweep.files.name != SweepFiles(sweep.files.sweep_dir).name:
+            raise Refused(f"{shown(sweep.files.root)} was moved aside, and the reports are those of the sweep after it")
+        over = sweep.standing in {Standing.FINISHED, Standing.KILLED}
+        _report.write_results(sweep.files, sweep.view, over=over)
+        _report.write_page(sweep.files, sweep.view, over=over)
+        print(f"written: {shown(sweep.files.results)} and {shown(sweep.files.page)}")
     return 0
 
 
