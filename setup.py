@@ -53,6 +53,7 @@ setup(
     install_requires=[
         "cloudpickle",
         "hydra-core>=1.3",  # Hydra 1.4's release candidates too, for those who ask pip for them
+        "rich",  # how wide text is in a terminal
         "threadpoolctl",
     ],
     extras_require={
@@ -68,6 +69,7 @@ setup(
             "hypothesis",
             "mypy",
             "nvidia-ml-py",
+            "pyte",
             "pytest",
             "pytest-timeout",
             "ruff",

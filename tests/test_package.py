@@ -142,6 +142,7 @@ def test_the_metadata_says_what_is_needed_and_pins_nothing(metadata: Message) ->
     assert {str(one) for one in requirements if one.marker is None} == {
         "cloudpickle",
         "hydra-core>=1.3",
+        "rich",
         "threadpoolctl",
     }
     assert {part.operator for one in requirements for part in one.specifier} <= {">="}
@@ -153,7 +154,7 @@ def test_the_readme_is_the_long_description(metadata: Message) -> None:
 
 
 def test_the_extras_are_not_needed(metadata: Message) -> None:
-    assert needed(metadata).keys().isdisjoint({"torch", "numpy", "nvidia-ml-py", "rich"})
+    assert needed(metadata).keys().isdisjoint({"torch", "numpy", "nvidia-ml-py"})
 
 
 def test_hydra_shows_the_launcher_of_the_installed_wheel_without_torch(python: Path, tmp_path: Path) -> None:
