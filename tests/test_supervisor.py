@@ -430,7 +430,7 @@ def test_a_second_sweep_in_the_directory_of_a_live_one_is_refused_by_its_pid(sta
     second = start_app(RUN.format(grace=0.2, job="sleeping"))
     _, err = second.process.communicate(timeout=LIMIT_S)
     assert f"Another sweep (process {first.process.pid}) is running in" in err.splitlines()[-1]
-    assert {e["event"] for e in first.journal()} == {"queued", "start"}
+    assert {e["event"] for e in first.journal()} == {"launch", "queued", "start"}
     first.process.terminate()
     first.assert_nothing_is_left()
 

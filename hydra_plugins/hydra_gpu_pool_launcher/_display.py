@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -74,7 +75,10 @@ def display(
 
 @dataclass
 class Guarded:
-    """A display whose faults, or those of a logging handler of the app, do not end the sweep, but itself."""
+    """A display whose faults, or those of a logging handler of the app, do not end the sweep, but itself.
+
+    What a signal handler of the app raises is no such fault: it is meant for whoever waits for the launch.
+    """
 
     display: Display
 
@@ -96,13 +100,22 @@ class Guarded:
     def _try(self, step: Callable[[], float | None]) -> float | None:
         try:
             return step()
-        except (Exception, SystemExit):  # SystemExit: rich's handler, when its pipe is closed
+        except (Exception, SystemExit) as error:  # SystemExit: rich's handler, when its pipe is closed
+            if _of_a_signal_handler(error):
+                raise
             broken, self.display = self.display, Shown(None, None, None)
             with contextlib.suppress(Exception, SystemExit):
                 broken.close()
             with contextlib.suppress(OSError, ValueError):
                 traceback.print_exc()
             return None
+
+
+def _of_a_signal_handler(error: BaseException) -> bool:
+    handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
+    codes = {getattr(getattr(handler, "__call__", None), "__code__", None) for handler in handlers}  # noqa: B004
+    codes |= {getattr(handler, "__code__", None) for handler in handlers}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 @dataclass
@@ -114,10 +127,10 @@ class Shown:
     tee: Tee | None
 
     def begin(self, layout: Layout) -> None:
-        if self.lines is not None:
-            self.lines.begin(layout)
         if self.live is not None:
             self.live.begin()
+        if self.lines is not None:
+            self.lines.begin(layout)
 
     def show(self, event: dict[str, Any]) -> None:
         if self.live is not None:
