@@ -16,6 +16,7 @@ from terminal import Terminal, terminal
 from hydra_plugins.hydra_gpu_pool_launcher._display import Guarded, Shown
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._live import Live
+from hydra_plugins.hydra_gpu_pool_launcher._screen import Screen
 from hydra_plugins.hydra_gpu_pool_launcher._view import View
 
 # Jobs that say something, report, and end when they are told to by SIGUSR1.
@@ -104,6 +105,10 @@ def test_the_table_has_a_row_per_running_job_with_its_last_line_and_fits_80_colu
     for num, pid in enumerate(pids):
         row = rf" +{num}  cpu\.{num} +{pid}  0:\d\d  {num}   50%\|###  \| {num}/10"
         assert re.fullmatch(row, tty.lines[at + 1 + num])
+    assert tty.cursor == (at + 3, 0)
+    drawn = tty.raw.count(b"#  gpu")
+    tty.until_drawn(lambda: tty.raw.count(b"#  gpu") >= drawn + 3)
+    assert header(tty) == [at]
     assert tty.cursor == (at + 3, 0)
     go_on(*pids)
     (last,) = running(app, 1)
@@ -215,14 +220,45 @@ def test_it_is_drawn_anew_below_what_a_shell_has_written_meanwhile(start_app: St
     assert "[1]+  Stopped   app.py" in tty.all_lines
 
 
+def test_the_last_line_is_the_newest(start_app: StartApp, tty: Terminal) -> None:
+    job = "def twice(x):\n    job(x)\n    print('\\nand now this', flush=True)\n    job(x)\n"
+    app = start_app(job + mapped(jobs=1, job="twice"), before=BEFORE, **tty.popen())
+    (pid,) = running(app, 1)
+    tty.until_drawn(lambda: tty.has("0/10"))
+    go_on(pid)
+    running(app, 1)
+    log = app.directory / "sweep/.gpu_pool/jobs/0/output.log"
+    with log.open("a") as file:
+        file.write("\nthe newest")
+    tty.until_drawn(lambda: tty.has("the newest"))
+    go_on(pid)
+    assert ended(app, tty) == 0
+
+
 def test_nothing_is_drawn_on_a_terminal_that_is_another_programs_for_now(start_app: StartApp, tty: Terminal) -> None:
     background = "if os.fork():\n    os._exit(os.waitstatus_to_exitcode(os.wait()[1]))\nos.setpgid(0, 0)\n"
-    app = start_app(mapped(), before=background + BEFORE, **tty.popen())
-    go_on(*running(app, 2))
-    go_on(*running(app, 1))
+    job = (
+        "def counting(x):\n    report(x)\n    n = 0\n"
+        "    while not signal.sigtimedwait([signal.SIGUSR1], 0.02):\n        print(n := n + 1, flush=True)\n"
+        "    raise ValueError('boo')\n"
+    )
+    source = job + mapped(jobs=1, job="counting", more="output='tee'")
+    app = start_app(source, before=background + BEFORE, **tty.popen())
+    (pid,) = running(app, 1)
+    tty.until(lambda: tty.has("[0] 50"))  # the table would have been drawn several times meanwhile
+    go_on(pid)
     assert ended(app, tty) == 0
-    assert "job 1 (x=1) FAILED" in "".join(tty.all_lines)
+    assert "job 0 (x=0) FAILED" in "".join(tty.all_lines)
     assert b"\x1b" not in tty.raw
+
+
+def test_what_the_terminals_encoding_lacks_is_replaced(start_app: StartApp, tty: Terminal) -> None:
+    job = "def french(x):\n    os.write(1, 'caf\\xe9'.encode())\n    job(x)\n".replace("job(x)", "report(x); rest()")
+    app = start_app(job + mapped(jobs=1, job="french"), before=BEFORE, **tty.popen(PYTHONIOENCODING="ascii"))
+    running(app, 1)
+    tty.until_drawn(lambda: tty.has("caf?"))
+    app.process.terminate()
+    assert ended(app, tty) == -signal.SIGTERM
 
 
 TALKING = """
@@ -240,6 +276,7 @@ def talk():
         log.warning("logged %d %s", i, "y" * 50)
         sys.stderr.write(f"bar {i}\\r")
     print("the last")
+    print("no end", end="")
 """
 
 
@@ -255,6 +292,7 @@ def test_what_threads_of_the_app_print_and_log_goes_above_it_whole(start_app: St
     go_on(*pids)
     assert ended(app, tty) == 0
     lines = tty.all_lines
+    assert any("no end" in line for line in lines)
     assert f"half a line, printed 0 {'x' * 50}" in lines
     for i in range(1, 300):
         assert f"printed {i} {'x' * 50}" in lines
@@ -349,6 +387,34 @@ def test_a_picture_is_never_larger_than_the_terminal(tmp_path: Path, width: int,
     assert len(picture) <= height
     assert all(len(re.sub(r"\x1b\[\d+m", "", line)) <= width for line in picture)
     assert height < 12 or width < 40 or picture[-1].endswith(" more")
+
+
+def test_however_many_have_failed_there_is_room_above(tmp_path: Path) -> None:
+    view = View()
+    for n in range(30):
+        view.take([{"event": "queued", "time": 0.0, "job": n, "overrides": [f"x={n}"]}])
+        view.take([{"event": "start", "time": 1.0, "job": n, "attempt": 1, "pid": n, "slots": [f"{n}.0"]}])
+        if n >= 2:
+            why = {"cause": "error", "error_type": "E", "error_text": "no", "value": None}
+            view.take([{"event": "end", "time": 2.0, "job": n, "attempt": 1, "status": "FAILED", **why}])
+    picture = Live(None, SweepFiles(str(tmp_path)), "sweep", view).picture(3.0, 80, 49)  # type: ignore[arg-type]
+    assert len(picture) <= 12
+    assert picture[-1] == "  and 23 failed more"
+
+
+def test_what_has_not_changed_is_not_sent_again(tty: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
+    with os.fdopen(os.dup(tty.slave), "w") as stream:
+        screen = Screen(stream)
+        for _ in range(3):
+            screen.draw(["a table"])
+        tty.until(lambda: tty.has("a table"))
+        screen.draw(["another"])
+        tty.until(lambda: tty.has("another"))
+        tty.until_quiet()
+        assert tty.raw.count(b"a table") == 1
+        screen.release()
+        tty.until(lambda: not tty.has("another"))
 
 
 class Signalled(Shown):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from support import RunApp
 from test_view import end, launch, queued, seen, start, stop
 
+from hydra_plugins.hydra_gpu_pool_launcher._display import say
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._model import Job
 from hydra_plugins.hydra_gpu_pool_launcher._summary import MOST_ROWS, failures, headline, result_table
@@ -56,6 +59,8 @@ def test_it_is_no_wider_than_the_terminal_and_values_and_long_names_are_cut_firs
     table = result_table(view, jobs, width)
     assert max(map(cells, table)) <= width
     assert all("FAILED" in line or "COMPLETED" in line for line in table[1:])
+    if width >= 60:
+        assert [line.split()[-2:] for line in table] == [["seconds", "gpu.slot"], ["30.0", "0.0"], ["60.0", "1.0"]]
 
 
 def test_overrides_that_find_no_room_are_left_out_and_that_is_seen() -> None:
@@ -115,7 +120,7 @@ from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
 
 class Strange:
     def __repr__(self):
-        return "strange {HOSTILE}"
+        return "x\\nsecond line" + "{HOSTILE}"
 
 class Odd(Exception):
     pass
@@ -149,9 +154,18 @@ def test_there_is_no_control_character_in_a_pipe_whatever_the_app_is_made_of(run
     assert sum("COMPLETED: " in line and "second line" in line for line in lines) == 1
 
 
+def test_what_no_encoding_has_is_replaced_and_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    handler = logging.StreamHandler(stream)
+    monkeypatch.setattr(logging.getLogger("gpu_pool"), "handlers", [handler])
+    say("a\ud800b\x1b[2J", logging.ERROR)
+    stream.seek(0)
+    assert stream.read() == "a?b\n"
+
+
 def test_progress_none_says_nothing_about_devices_neither(run_app: RunApp) -> None:
     done = run_app(
         "from hydra_plugins.hydra_gpu_pool_launcher import GpuPool\n"
-        "GpuPool(cpu_slots=1, gpus=[], progress='none').map(abs, [{}])"
+        "GpuPool(cpu_slots=1, progress='none').map(abs, [{}])"
     )
     assert (done.stdout, done.stderr) == ("", "")

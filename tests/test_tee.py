@@ -115,6 +115,11 @@ def test_with_progress_none_the_jobs_alone_are_heard(run_app: RunApp) -> None:
     assert teed(run_app, "print('hello')", more="progress='none'") == ["[0] hello"]
 
 
+def test_what_stdouts_encoding_lacks_is_replaced(run_app: RunApp) -> None:
+    source = APP.format(body="    os.write(1, 'caf\\xe9'.encode())", jobs=1, slots=1, more="progress='none'")
+    assert run_app(source, env={"PYTHONIOENCODING": "ascii"}).stdout == "[0] caf?\n"
+
+
 def test_a_log_that_is_something_else_holds_nobody_up(run_app: RunApp) -> None:
     body = "path = 'sweep/.gpu_pool/jobs/0/output.log'\nos.unlink(path)\nos.mkfifo(path)\nprint('unseen, or not')"
     assert any("job 0 (x=0) COMPLETED" in line for line in teed(run_app, body))

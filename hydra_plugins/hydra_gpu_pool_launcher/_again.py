@@ -28,7 +28,7 @@ def command_to_resume(command: Sequence[str], given: Iterable[str], sweep_dir: s
         return None
     replaced = [i for i, word in enumerate(words) if _key(word) in {_RESUME, _SWEEP_DIR}]
     # Hydra takes overrides that stand together: the new ones go where the last of the others is.
-    last = max((i for i, word in enumerate(words) if word in given or i in replaced), default=len(words) - 1)
+    last = max((i for i, word in enumerate(words) if word in given), default=len(words) - 1)
     before = [word for i, word in enumerate(words[: last + 1]) if i not in replaced]
     return shlex.join([*before, f"{_RESUME}=true", directory, *words[last + 1 :]])
 
@@ -45,6 +45,6 @@ def _override(key: str, value: str) -> str | None:
             understood = OverridesParser.create().parse_override(f"{key}={text}").value()
         except HydraException:
             continue
-        if str(understood) == value and isinstance(understood, str) and "${" not in value:
+        if str(understood) == value and "${" not in value:
             return f"{key}={text}"
     return None
