@@ -78,7 +78,7 @@ if __name__ == "__main__":
 
 def command_in(text: str) -> str | None:
     lines = text.splitlines()
-    found = [i for i, line in enumerate(lines) if "to run what has not completed, and nothing else:" in line]
+    found = [i for i, line in enumerate(lines) if "to run only what has not completed:" in line]
     return lines[found[-1] + 1] if found else None
 
 

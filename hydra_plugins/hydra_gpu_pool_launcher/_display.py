@@ -298,7 +298,7 @@ class Lines:
             if failed:
                 say("\n".join(["what failed, and the last that it printed:", *failed]), logging.ERROR)
         if self.again is not None and not all(self._is(job, Status.COMPLETED) for job in self.jobs):
-            say(f"to run what has not completed, and nothing else:\n  {self.again}")
+            say(f"to run only what has not completed:\n  {self.again}")
 
     def _is(self, job: Job, status: Status) -> bool:
         return job.num in self._view.jobs and self._view.jobs[job.num].state == status.value
