@@ -54,7 +54,7 @@ setup(
     install_requires=[
         "cloudpickle",
         "hydra-core>=1.3",  # Hydra 1.4's release candidates too, for those who ask pip for them
-        "rich",
+        "rich",  # how wide text is in a terminal
         "threadpoolctl",
     ],
     extras_require={

@@ -168,7 +168,7 @@ def test_each_try_is_told_to_a_person(run_app: RunApp) -> None:
     assert lines[3] == "job 0 FAILED, try 1, and has another: ended with exit code 3 and without a result"
     assert lines[4].startswith("job 0 started in slot cpu.0, pid ")
     assert lines[4].endswith(", try 2")
-    assert lines[-2].split() == ["#", "overrides", "status", "value", "seconds", "gpu.slot", "tries"]
+    assert lines[-2].split() == ["#", "status", "value", "seconds", "gpu.slot", "tries"]
     assert lines[-1].split()[-1] == "2"
 
 

@@ -235,8 +235,6 @@ def test_several_nodes_need_a_port_that_all_of_them_know() -> None:
     [
         ("min_free_gpu_mem_gb", 4, "null"),
         ("share", False, "true"),
-        ("output", "tee", "'file'"),
-        ("progress", "live", "'auto'"),
     ],
 )
 def test_what_is_not_built_is_refused_rather_than_ignored(key: str, value: Any, default: str) -> None:

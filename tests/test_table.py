@@ -31,7 +31,7 @@ def lines(view: View, now: float = 192.0, width: int = 80, height: int | None = 
 def test_the_overview_says_where_the_sweep_is_and_how_far() -> None:
     (line,) = overview(at_work(), 192.0, WHERE, 160)
     assert line.text == (
-        f"{WHERE}    7 done  4 running  1 failed  4 queued    0:03:12, ends in about 0:01:09    4 of 4 slots busy"
+        f"{WHERE}    7 done  4 running  1 failed  4 queued    4 of 4 slots busy    0:03:12, ends in about 0:01:09"
     )
 
 
@@ -39,7 +39,8 @@ def test_where_it_does_not_fit_it_has_two_lines_and_the_end_of_the_path() -> Non
     narrow = [line.text for line in overview(at_work(), 192.0, f"/a/long/way/to/{'x' * 60}/{WHERE}", 80)]
     assert len(narrow) == 2
     assert narrow[0].startswith("…")
-    assert narrow[0].endswith(WHERE)
+    assert narrow[0].endswith(f"{WHERE}    0:03:12, ends in about 0:01:09")
+    assert narrow[1] == "7 done  4 running  1 failed  4 queued    4 of 4 slots busy"
     assert all(cells(line) <= 80 for line in narrow)
 
 

@@ -110,10 +110,15 @@ class Link:
         """The next of those that have come; None: no more. Does not block."""
         return self._messages.popleft() if self._messages else None
 
-    def receive(self) -> bool:
-        """Block until something has come, a message or a doorbell; False: the other side is gone."""
+    def receive(self, timeout: float | None = None) -> bool:
+        """Block until something has come, a message or a doorbell; False: the other side is gone.
+
+        ``timeout``: seconds after which to return True although nothing has come.
+        """
         while True:
-            ready = _process.wait_readable([self.channel, self.lifeline])
+            ready = _process.wait_readable([self.channel, self.lifeline], timeout)
+            if not ready:
+                return True
             if self.channel in ready:
                 try:
                     got = os.read(self.channel, 1 << 16)

@@ -164,8 +164,6 @@ DEFAULTS: Mapping[str, Any] = {
 _NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
     "min_free_gpu_mem_gb": (None,),
     "share": (True,),
-    "output": ("file",),
-    "progress": ("auto", "log", "none"),
 }
 
 

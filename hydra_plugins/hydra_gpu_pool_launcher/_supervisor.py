@@ -119,13 +119,14 @@ class Supervisor:
                     begun = journal.path != os.devnull
                     if begun:
                         display.begin(self.app.layout)
-                    for event in _follow(link, journal):
+                    for event in _follow(link, journal, display.tick):
                         if event["event"] in {"stop", "end"}:
                             ends[event["job"]] = event
                         elif event["event"] == "retry":
                             ends.pop(event["job"], None)  # what stopped that try says nothing of the next
                         display.show(event)
             except BaseException:
+                display.close()
                 self.close()  # whoever raised it (an app's signal handler, say) does not wait for the jobs
                 raise
             finally:
@@ -168,8 +169,11 @@ def _never_begun(files: SweepFiles) -> dict[str, Any]:
     return {**lost, "error_type": JobLostError.__name__, "error_text": why, "value": None, "by_itself": False}
 
 
-def _follow(link: Link, journal: JournalReader) -> Iterator[dict[str, Any]]:
-    """The journal's events until this launch is done, or the supervisor gone."""
+def _follow(link: Link, journal: JournalReader, tick: Callable[[], float | None]) -> Iterator[dict[str, Any]]:
+    """The journal's events until this launch is done, or the supervisor gone; ``tick`` is called between them.
+
+    ``tick``: see ``Display``.
+    """
     alive = True
     while True:
         for event in journal.new():  # before waiting: a doorbell may have come along with the answer
@@ -182,7 +186,7 @@ def _follow(link: Link, journal: JournalReader) -> Iterator[dict[str, Any]]:
             if "warn" in message:
                 say(message["warn"], logging.WARNING)
             alive = alive and "over" not in message
-        alive = alive and link.receive()
+        alive = alive and link.receive(tick())
 
 
 class _Signals:

@@ -18,8 +18,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from . import _ddp, _devices, _hydra_state, _reimport, _torchrun
+from ._again import command_to_resume
 from ._carry import CarriedBody
-from ._display import display, say
+from ._display import display, from_here, say
 from ._files import SweepFiles
 from ._interpreter import environ_for_jobs, wandb_run
 from ._machine import bound_to_one_core, cores
@@ -30,7 +31,10 @@ from ._result import Call, Result, safe_text
 from ._settings import checked
 from ._supervisor import Supervisor, settle, with_remote_traceback
 from ._verdict import told
+from ._view import View
 from ._world import App
+
+_BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 _supervisors: weakref.WeakSet[Supervisor] = weakref.WeakSet()
 
@@ -49,6 +53,8 @@ class Sweep:
         self._layout = choose_slots(self._settings)
         # Resolved before the fork: ${now:...} is kept in the config from then on, and a job must not ask again.
         self._sweep_dir = str(config.hydra.sweep.dir)
+        self._given = _given_by_hand(config)
+        self._view = View()
         self._launches = 0
         self._failed: str | None = None  # why nothing is to start any more, with fail_fast
         self._used: set[SweepFiles] = set()
@@ -69,7 +75,7 @@ class Sweep:
         elif self._supervisor.gone:  # else its schedule knows why nothing is to start any more
             why = f"was cancelled: {self._failed}; it was not started"
             return [_failed(job, JobCancelledError(job.num, job.overrides, why)) for job in jobs]
-        if self._launches == 1 and len(jobs) < self._layout.jobs_at_once:
+        if self._launches == 1 and self._settings.progress != "none" and len(jobs) < self._layout.jobs_at_once:
             idle = (
                 f"{self._layout.jobs_at_once - len(jobs)} of {self._layout.jobs_at_once} slots stay idle in each batch"
             )
@@ -85,7 +91,8 @@ class Sweep:
             resume=resume,
             command=tuple(sys.orig_argv),
         )
-        ends = self._supervisor.run(request, display(self._settings, jobs, files))
+        shown = display(self._settings, jobs, files, self._view, self._again(request.command, files))
+        ends = self._supervisor.run(request, shown)
         self._launches += 1
         self._used.add(files)
         returns = [_job_return(job, files, ends.get(job.num)) for job in jobs]
@@ -93,13 +100,27 @@ class Sweep:
             self._failed = _first_failure(jobs, returns)
         return returns
 
+    def _again(self, command: Sequence[str], files: SweepFiles) -> str | None:
+        """The command that runs what has not completed. Only where the sweeper asks for the same jobs each time."""
+        if self._given is None or self._settings.ddp.nnodes > 1:
+            return None
+        return command_to_resume(command, self._given, from_here(files.sweep_dir))
+
+
+def _given_by_hand(config: DictConfig) -> list[str] | None:
+    """The overrides of the whole command; None with a sweeper that may draw other points the next time."""
+    if config.hydra.sweeper.get("_target_") != _BASIC_SWEEPER:
+        return None
+    overrides: Any = OmegaConf.to_container(config.hydra.overrides, resolve=False)  # as they were written
+    return [*overrides["hydra"], *overrides["task"]]
+
 
 def choose_slots(settings: Settings) -> Layout:
     """The slots that the settings mean here, with a line for each fact about them. Raises ConfigurationError."""
     if settings.mode == "ddp":
         _ddp.require_torch(settings.prefix)
     layout, lines = _devices.layout(settings, os.environ)
-    for line in lines:
+    for line in lines if settings.progress != "none" else ():
         say(line)
     return layout
 

@@ -40,11 +40,13 @@ def overview(view: View, now: float, where: str, width: int) -> list[Line]:
     if left is not None:
         time += f", ends in about {clock(left)}"
     slots = len(view.slots())
-    busy = sum(len(job.tries[-1].slots) for job in view.running())
-    numbers = f"{counts}    {time}" + (f"    {busy} of {slots} slots busy" if slots and not view.done else "")
-    if cells(where) + 4 + cells(numbers) <= width:
-        return [Line(f"{where}    {numbers}")]
-    return [Line(cut_left(where, width)), Line(cut(numbers, width))]
+    if slots and not view.done:
+        counts += f"    {sum(len(job.tries[-1].slots) for job in view.running())} of {slots} slots busy"
+    one = f"{where}    {counts}    {time}"
+    if cells(one) <= width:
+        return [Line(one)]
+    room = width - 4 - cells(time)
+    return [Line(cut(f"{cut_left(where, max(room, 8))}    {time}", width)), Line(cut(counts, width))]
 
 
 def rows(
@@ -121,8 +123,13 @@ def _what(job: JobView, last_line: Callable[[JobView], str]) -> str:
 
 
 def error(job: JobView) -> str:
-    """Why it failed, in one line. gpu_pool's own errors are whole sentences; others are known by their type."""
-    text, name = one_line(job.error_text or "").removeprefix("was cancelled: "), one_line(job.error_type or "")
+    """Why it failed, in one line."""
+    return error_of(job.error_type, job.error_text)
+
+
+def error_of(error_type: str | None, error_text: str | None) -> str:
+    """The same of an error alone. gpu_pool's own errors are whole sentences; others are known by their type."""
+    text, name = one_line(error_text or "").removeprefix("was cancelled: "), one_line(error_type or "")
     return text if name in JOB_ERRORS or not name else f"{name}: {text}" if text else name
 
 
@@ -139,6 +146,8 @@ def short(seconds: float) -> str:
 
 def cells(text: str) -> int:
     """How many columns of a terminal the text takes."""
+    if text.replace("…", ".").isascii():  # as most is: rich is not even imported then
+        return len(text)
     from rich.cells import cell_len
 
     return cell_len(text)
@@ -151,9 +160,13 @@ def pad(text: str, width: int) -> str:
 
 def cut(text: str, width: int) -> str:
     """The text, or its beginning and an ellipsis, no wider than that."""
+    if cells(text) <= width:
+        return text
+    if text.isascii():
+        return text[: max(0, width - 1)] + "…"
     from rich.cells import set_cell_size
 
-    return text if cells(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"
+    return set_cell_size(text, max(0, width - 1)) + "…"
 
 
 def cut_left(text: str, width: int) -> str:

@@ -21,6 +21,8 @@ def plain(text: str) -> str:
 
     Characters that turn the direction of writing are control characters, too: they could make a line say another.
     """
+    if text.isprintable():  # as most lines are
+        return text
     return _CONTROLS.sub("", _ESCAPES.sub("", text).replace("\t", "    "))
 
 
@@ -31,8 +33,8 @@ def one_line(text: str) -> str:
 
 def as_seen(line: str) -> str:
     """What a terminal shows of a line in which carriage returns begin it anew: a progress bar as it is now."""
-    parts = [plain(part) for part in line.rstrip("\r\n").split("\r")]
-    return next((part.rstrip() for part in reversed(parts) if part.strip()), "")
+    parts = (plain(part).rstrip() for part in reversed(line.split("\r")))  # one by one: the last mostly is it
+    return next((part for part in parts if part), "")
 
 
 def last_line(path: str) -> str:

@@ -61,6 +61,7 @@ class TryView:
 class JobView:
     """One job. ``tries``: none where it has not been started in this sweep. ``stopping``: why, where it is.
 
+    ``cause``: of its end, or of the stop that is under way.
     ``seconds``, ``cpu_s``, ``peak_mb``: of its last try, as the journal has them; of a job that a resume has taken
     over, those of the sweep in which it completed.
     """
@@ -147,12 +148,12 @@ class View:
 
     def _on_stop(self, event: Mapping[str, Any]) -> None:
         job = self._job(event)
-        job.state, job.stopping = State.STOPPING, event["why"]
+        job.state, job.stopping, job.cause = State.STOPPING, event["why"], Cause(event["cause"])
 
     def _on_retry(self, event: Mapping[str, Any]) -> None:
         job = self._job(event)
         self._end_try(job, event)
-        job.state, job.stopping = State.QUEUED, None
+        job.state, job.stopping, job.cause = State.QUEUED, None, None
 
     def _on_end(self, event: Mapping[str, Any]) -> None:
         job = self._job(event)

@@ -1,0 +1,50 @@
+"""The command that goes on with a sweep: main's own, with ``resume`` and the sweep's directory."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+_RESUME, _SWEEP_DIR = "hydra.launcher.resume", "hydra.sweep.dir"
+
+_BY_HYDRA = "hydra.mode=MULTIRUN"
+"""What -m, or a sweeper's own default, adds to the overrides that Hydra says it was given."""
+
+
+def command_to_resume(command: Sequence[str], given: Iterable[str], sweep_dir: str) -> str | None:
+    """A line for a shell that runs what has not completed, and nothing else.
+
+    ``command``: the words that started main; ``given``: the overrides that Hydra says it was given. Where these are
+    not among the words, another program has put them together (an app with a launch() of its own, a notebook), and
+    adding words would not do: None. None, too, for code that was itself a word (``python -c``), or came from stdin.
+    """
+    words = list(command)
+    given = set(given) - {_BY_HYDRA}
+    directory = _override(_SWEEP_DIR, sweep_dir)
+    if len(words) < 2 or directory is None or not given <= set(words) or {"-c", "-"} & set(words):
+        return None
+    replaced = [i for i, word in enumerate(words) if _key(word) in {_RESUME, _SWEEP_DIR}]
+    # Hydra takes overrides that stand together: the new ones go where the last of the others is.
+    last = max((i for i, word in enumerate(words) if word in given), default=len(words) - 1)
+    before = [word for i, word in enumerate(words[: last + 1]) if i not in replaced]
+    return shlex.join([*before, f"{_RESUME}=true", directory, *words[last + 1 :]])
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+").partition("=")[0]
+
+
+def _override(key: str, value: str) -> str | None:
+    """In Hydra's grammar; None where it cannot be said in it."""
+    quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+    for text in (value, f"'{quoted}'"):
+        try:
+            understood = OverridesParser.create().parse_override(f"{key}={text}").value()
+        except HydraException:
+            continue
+        if str(understood) == value and "${" not in value:
+            return f"{key}={text}"
+    return None

@@ -1,0 +1,171 @@
+"""The end of a launch, in lines of text."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import RunApp
+from test_view import end, launch, queued, seen, start, stop
+
+from hydra_plugins.hydra_gpu_pool_launcher._display import say
+from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
+from hydra_plugins.hydra_gpu_pool_launcher._model import Job
+from hydra_plugins.hydra_gpu_pool_launcher._summary import MOST_ROWS, failures, headline, result_table
+from hydra_plugins.hydra_gpu_pool_launcher._table import cells
+from hydra_plugins.hydra_gpu_pool_launcher._view import View
+
+OVERRIDES = (("lr=0.1", "model=cnn", "seed=1"), ("lr=0.01", "model=a-very-long-name-of-a-model", "seed=1"))
+
+
+def two_jobs(**facts: Any) -> tuple[View, list[Job]]:
+    jobs = [Job(n, overrides) for n, overrides in enumerate(OVERRIDES)]
+    events = [launch(), *(queued(job.num, *job.overrides) for job in jobs)]
+    events += [
+        start(0, 0.0, "0.0"),
+        start(1, 0.0, "1.0"),
+        end(0, 30.0, value={"acc": 1 / 3, "n": [0.1 + 0.2]}, seconds=30.0),
+    ]
+    failed = {"error_type": "ValueError", "error_text": "no such\nfile", "seconds": 60.0, **facts}
+    return seen(*events, end(1, 60.0, "FAILED", **failed)), jobs
+
+
+def test_the_headline_counts_and_says_how_long_it_took_and_how_busy_the_slots_were() -> None:
+    assert headline(*two_jobs()) == "1 COMPLETED, 1 FAILED in 0:01:00, slots 75% busy"
+
+
+def test_where_there_is_room_nothing_is_cut_and_overrides_that_differ_are_columns() -> None:
+    assert result_table(*two_jobs(), 200) == [
+        "  #  lr    model                        status     value                          seconds  gpu.slot",
+        "  0  0.1   cnn                          COMPLETED  {'acc': 0.333333, 'n': [0.3]}  30.0     0.0",
+        "  1  0.01  a-very-long-name-of-a-model  FAILED     ValueError: no such file       60.0     1.0",
+    ]
+
+
+def test_the_tries_have_a_column_where_there_was_more_than_one() -> None:
+    jobs = [Job(0, ())]
+    failed = end(0, 1.0, "FAILED", event="retry", error_type="E")
+    view = seen(launch(), queued(0), start(0, 0.0, "0.0"), failed, start(0, 1.0, "1.0", attempt=2), end(0, 2.0))
+    assert result_table(view, jobs, 80)[0].split()[-1] == "tries"
+    assert result_table(view, jobs, 80)[1].split()[-2:] == ["1.0", "2"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_it_is_no_wider_than_the_terminal_and_values_and_long_names_are_cut_first(width: int) -> None:
+    view, jobs = two_jobs(error_text="日本" * 200)
+    table = result_table(view, jobs, width)
+    assert max(map(cells, table)) <= width
+    assert all("FAILED" in line or "COMPLETED" in line for line in table[1:])
+    if width >= 60:
+        assert [line.split()[-2:] for line in table] == [["seconds", "gpu.slot"], ["30.0", "0.0"], ["60.0", "1.0"]]
+
+
+def test_overrides_that_find_no_room_are_left_out_and_that_is_seen() -> None:
+    jobs = [Job(n, tuple(f"key{i}=value{i}{n}" for i in range(20))) for n in range(2)]
+    header = result_table(seen(launch(), *(queued(job.num, *job.overrides) for job in jobs)), jobs, 80)[0].split()
+    assert header[1] == "key0"
+    assert "…" in header
+    assert header[-4:] == ["status", "value", "seconds", "gpu.slot"]
+
+
+def test_a_sweep_of_thousands_has_no_table_of_thousands() -> None:
+    jobs = [Job(n, (f"x={n}",)) for n in range(MOST_ROWS + 50)]
+    table = result_table(seen(launch(), *(queued(job.num, *job.overrides) for job in jobs)), jobs, 80)
+    assert len(table) == MOST_ROWS + 2
+    assert table[-1] == "  and 50 more, each a line of .gpu_pool/journal.jsonl"
+
+
+def test_what_became_of_a_job_that_nobody_was_left_to_tell_of_is_what_it_was_stopped_for() -> None:
+    jobs = [Job(0, ("x=0",)), Job(1, ("x=1",)), Job(2, ("x=2",))]
+    late = {**stop(0, 1.0), "why": "took longer"}
+    interrupted = {**stop(1, 1.0), "cause": "cancelled", "why": "Ctrl-C"}
+    events = [launch(), *(queued(n) for n in range(3)), *(start(n, 0.0, "0.0") for n in range(3)), late, interrupted]
+    rows = [line.split(maxsplit=3)[1:] for line in result_table(seen(*events), jobs, 80)[1:]]
+    assert [row[1] for row in rows] == ["FAILED", "CANCELLED", "LOST"]
+    assert [row[2].split("  ")[0] for row in rows] == ["took longer", "Ctrl-C", "the supervisor was killed"]
+
+
+def test_a_failed_job_is_told_with_its_cause_its_log_and_the_last_lines_of_that(tmp_path: Path) -> None:
+    view, jobs = two_jobs()
+    files = SweepFiles(str(tmp_path))
+    Path(files.job_dir(1)).mkdir(parents=True)
+    printed = "".join(f"line {i}\n\n" for i in range(20)) + "\x1b[31m" + "x" * 200 + "\x1b[0m\x07\n"
+    Path(files.output(1)).write_text(printed)
+    assert failures(view, jobs, files, lambda path: Path(path).name, 40) == [
+        "  job 1 (lr=0.01 model=a-very-long-name-of-a-model seed=1): ValueError: no such file",
+        "    output.log",
+        *(f"      line {i}" for i in range(16, 20)),
+        "      " + "x" * 33 + "…",
+    ]
+
+
+def test_of_many_failures_some_are_told_and_all_are_counted(tmp_path: Path) -> None:
+    jobs = [Job(n, ()) for n in range(25)]
+    view = seen(launch(), *(end(n, 1.0, "FAILED", error_type="E", error_text="") for n in range(25)))
+    lines = failures(view, jobs, SweepFiles(str(tmp_path)), str, 80)
+    assert len([line for line in lines if line.startswith("  job ")]) == 10
+    assert lines[-1] == "  and 15 more"
+
+
+# --- what is said, byte for byte ---
+
+HOSTILE = r"\x1b[2J\x1b]0;title\x07\x9b31m\u202e\ud800\r\nsecond line\t<b>[red]x[/red]"
+
+APP = f"""
+import os
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
+
+class Strange:
+    def __repr__(self):
+        return "x\\nsecond line" + "{HOSTILE}"
+
+class Odd(Exception):
+    pass
+Odd.__name__ = Odd.__qualname__ = "Odd{HOSTILE}".replace("\\ud800", "")
+
+def job(x, kind):
+    print("{HOSTILE}".encode(errors="replace"))
+    os.write(1, b"\\x1b[2Jraw\\r\\x07\\n")
+    if kind == 0:
+        return "{HOSTILE}"
+    if kind == 1:
+        raise Odd("{HOSTILE}")
+    if kind == 2 and not os.path.exists("tried"):
+        open("tried", "w").close()
+        raise ValueError("{HOSTILE}")
+
+pool = GpuPool(cpu_slots=1, gpus=[], dir="sweep\\x1b[2J\\n2", max_retries=1, retry_on=["error"], output="OUTPUT")
+pool.map(job, [dict(x=Strange(), kind=kind) for kind in range(3)])
+"""
+
+
+@pytest.mark.parametrize("output", ["file", "tee"])
+def test_there_is_no_control_character_in_a_pipe_whatever_the_app_is_made_of(run_app: RunApp, output: str) -> None:
+    done = run_app(APP.replace("OUTPUT", output))
+    assert done.returncode == 0, done.stderr
+    for text in (done.stdout, done.stderr):
+        assert not [c for c in text if (ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160 or c in "\u202e\ufeff"]
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if line.startswith("second line")] == []
+    assert sum("FAILED, try 1, and has another" in line for line in lines) == 2
+    assert sum("COMPLETED: " in line and "second line" in line for line in lines) == 1
+
+
+def test_what_no_encoding_has_is_replaced_and_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    handler = logging.StreamHandler(stream)
+    monkeypatch.setattr(logging.getLogger("gpu_pool"), "handlers", [handler])
+    say("a\ud800b\x1b[2J", logging.ERROR)
+    stream.seek(0)
+    assert stream.read() == "a?b\n"
+
+
+def test_progress_none_says_nothing_about_devices_neither(run_app: RunApp) -> None:
+    done = run_app(
+        "from hydra_plugins.hydra_gpu_pool_launcher import GpuPool\n"
+        "GpuPool(cpu_slots=1, progress='none').map(abs, [{}])"
+    )
+    assert (done.stdout, done.stderr) == ("", "")
