@@ -70,6 +70,7 @@ setup(
             "nvidia-ml-py",
             "pytest",
             "pytest-timeout",
+            "pytest-xdist",
             "ruff",
             "setuptools>=77",
             "tox",
