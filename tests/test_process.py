@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -435,3 +438,19 @@ def test_a_process_that_lets_an_interrupt_out_ends_by_its_signal_as_any_interpre
 
     _, status = os.waitpid(_process.fork(main), 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGINT
+
+
+class Full(io.StringIO):
+    def write(self, _: str) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+
+@pytest.mark.parametrize("broken", [Full(), None, "closed"])
+def test_a_line_for_a_log_that_takes_none_is_lost_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, broken: Any
+) -> None:
+    stream = io.StringIO() if broken == "closed" else broken
+    if broken == "closed":
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    _process.note("a line")
