@@ -17,8 +17,11 @@ demo: $(INSTALLED) ## the example's sweep: two learning rates, side by side; the
 demo-ddp: $(INSTALLED) ## the same, each job a group of two ranks, on CPU ranks where there are no GPUs
 	$(BIN)/python example_app/train.py -m lr=1e-3,1e-4 hydra/launcher=ddp
 
+# A file's tests stay together: they share sweeps.
+SIDE_BY_SIDE := -n 2 --dist loadfile
+
 test: $(INSTALLED) ## the tests, in this one environment
-	$(BIN)/pytest
+	$(BIN)/pytest $(SIDE_BY_SIDE)
 
 test-gpu: $(INSTALLED) ## the tests that need a real GPU
 	$(BIN)/pytest -m gpu

@@ -75,6 +75,7 @@ setup(
             "pyte",
             "pytest",
             "pytest-timeout",
+            "pytest-xdist",
             "ruff",
             "setproctitle",
             "setuptools>=77",

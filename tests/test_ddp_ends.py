@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -19,11 +20,14 @@ from support import LIMIT_S, RunApp, build_driver, outcomes
 
 from hydra_plugins.hydra_gpu_pool_launcher import (
     JobCancelledError,
+    JobError,
     JobOutcome,
     JobTimeoutError,
     Status,
+    _ddp,
     _family,
     _group,
+    _stores,
 )
 
 torch = pytest.importorskip("torch")
@@ -696,3 +700,102 @@ def test_a_rank_has_all_descriptors_of_the_app_and_of_the_pool_only_what_it_need
         # libuv, which torch's store has used before, gives itself a pipe in every fork.
         assert more == own + ["pipe"] * 2 * restarts
         assert {fd for fd in before if fd > 2} <= seen.keys()
+
+
+# --- before the ranks begin ---
+
+
+def before_there_is_a_store(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """Let something happen in the job's process when its ranks wait at the gate."""
+    opened = _stores.Stores.open
+
+    def open_(stores: Any, start: int) -> Any:
+        happens()
+        stores._signals.pause(0.01 if happens is harmless else LIMIT_S)
+        return opened(stores, start)
+
+    monkeypatch.setattr(_stores.Stores, "open", open_)
+
+
+def harmless() -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_a_signal_that_asks_for_no_end_is_passed_on_once_the_ranks_have_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_there_is_a_store(monkeypatch, harmless)
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        assert groups(tmp_path, rank)[0].value == 0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_ranks_that_have_not_begun_end_at_once_of_a_signal_to_their_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
+    before_there_is_a_store(monkeypatch, lambda: os.kill(os.getpid(), signum))
+    (result,) = groups(tmp_path, rank, kill_grace_s=1e6)
+    assert isinstance(result.error, JobCancelledError)
+    assert f"{signum.name} was sent to its process" in str(result.error)
+
+
+def test_a_rank_that_is_killed_before_it_begins_is_missed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_there_is_a_store(monkeypatch, lambda: os.kill(min(_family.children()), signal.SIGKILL))
+    (result,) = groups(tmp_path, rank, kill_grace_s=1e6)
+    assert "lost its rank 0, which was ended by SIGKILL" in str(result.error)
+
+
+# --- what is done to their job's process, and to themselves ---
+
+
+def test_ranks_whose_ends_a_callback_does_not_want_to_hear_of_are_waited_for_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = _ddp.CallInRanks.__call__
+
+    def deaf(ranks: Any, *args: Any, **kwargs: Any) -> Any:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        return call(ranks, *args, **kwargs)
+
+    monkeypatch.setattr(_ddp.CallInRanks, "__call__", deaf)
+    assert groups(tmp_path, rank)[0].value == 0
+
+
+def test_a_rank_that_may_write_no_file_has_a_result(tmp_path: Path) -> None:
+    def job() -> str:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        return "here"
+
+    assert groups(tmp_path, job)[0].value == "here"
+
+
+class NoException(Exception):
+    def __reduce__(self) -> Any:
+        return str, ("no exception",)
+
+
+def test_an_exception_that_comes_back_as_something_else_is_told_of(tmp_path: Path) -> None:
+    def job() -> None:
+        raise NoException("the cause")
+
+    (result,) = groups(tmp_path, job)
+    assert isinstance(result.error, JobError)
+    assert "NoException: the cause" in str(result.error)
+
+
+def test_a_value_that_only_its_rank_can_load_is_said_to_be_so(tmp_path: Path) -> None:
+    (tmp_path / "of_the_rank.py").write_text("class Own:\n    pass\n")
+
+    def job() -> Any:
+        sys.path.insert(0, str(tmp_path))
+        return __import__("of_the_rank").Own()
+
+    (result,) = groups(tmp_path / "sweep", job)
+    assert "returned what only its rank 0 can load (ModuleNotFoundError: No module named 'of_the_rank')" in str(
+        result.error
+    )

@@ -410,3 +410,19 @@ print(len(os.listdir("/proc/self/fd")) - before, open(f"/proc/self/task/{{os.get
     )
     out, err = app.process.communicate(timeout=LIMIT_S)
     assert out == "interrupted\n0 \n", err
+
+
+class NoException(Exception):
+    def __reduce__(self) -> Any:
+        return str, ("no exception",)
+
+
+def test_an_exception_that_comes_back_as_something_else_is_told_of_and_harms_no_other(tmp_path: Path) -> None:
+    def job(x: int) -> int:
+        if x == 1:
+            raise NoException("the cause")
+        return x
+
+    results = outcomes(tmp_path, job, {"x": 0}, {"x": 1}, {"x": 2})
+    assert [result.value for result in results] == [0, None, 2]
+    assert "NoException: the cause" in str(results[1].error)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import LIMIT_S, sleeper
@@ -489,3 +492,19 @@ def test_a_pipe_is_told_from_a_file_and_its_reader_is_missed() -> None:
     os.close(read)
     assert _process.wait_readable([write], LIMIT_S) == [write]
     os.close(write)
+
+
+class Full(io.StringIO):
+    def write(self, _: str) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+
+@pytest.mark.parametrize("broken", [Full(), None, "closed"])
+def test_a_line_for_a_log_that_takes_none_is_lost_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, broken: Any
+) -> None:
+    stream = io.StringIO() if broken == "closed" else broken
+    if broken == "closed":
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    _process.note("a line")

@@ -18,7 +18,6 @@ import importlib.util
 import os
 import pickle
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +30,7 @@ from ._group import Launch, Meeting, Ranks
 from ._leader import Assignment
 from ._model import ConfigurationError, Group, Job, JobError, RemoteTraceback
 from ._nodes import NodeError, Nodes
+from ._result import described
 from ._stores import Stores
 
 _OLDEST_TORCH = (2, 5)
@@ -96,9 +96,16 @@ class CallInRanks:
             payload, self.failure = self._run(launch, stores)
         if self.failure is None:
             assert payload is not None
-            return pickle.loads(payload)
+            return self._loaded(payload)
         text, place = self.failure.elsewhere.traceback, self.failure.elsewhere.place
         raise self.failure.error from (None if text is None else RemoteTraceback(text, f"the process of {place}"))
+
+    def _loaded(self, payload: bytes) -> Any:
+        try:
+            return pickle.loads(payload)
+        except Exception as error:
+            why = f"returned what only its rank 0 can load ({described(error)}); define it where an import finds it"
+            raise JobError(self._job.num, self._job.overrides, why) from error
 
     @contextlib.contextmanager
     def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[int | None]:
@@ -106,7 +113,8 @@ class CallInRanks:
             self._require_forkable()
             yield None
             return
-        fd = _process.unnamed_file(_carry.packed(_carry.carried_on(self._carried, self._body, (args, kwargs))))
+        with _process.files_of_any_size():
+            fd = _process.unnamed_file(_carry.packed(_carry.carried_on(self._carried, self._body, (args, kwargs))))
         try:
             yield fd
         finally:
@@ -176,6 +184,6 @@ class _Rendezvous:
 
 def _tell(failure: Failure, then: str | None) -> None:
     """In the job's log, where otherwise only rank 0 is heard."""
-    print(f"gpu_pool: {describe(failure)}" + (f"; {then}" if then else ""), file=sys.stderr)
+    _process.note(f"gpu_pool: {describe(failure)}" + (f"; {then}" if then else ""))
     if failure.elsewhere.traceback and failure.rank != 0:
-        print(failure.elsewhere.traceback.rstrip(), file=sys.stderr)
+        _process.note(failure.elsewhere.traceback.rstrip())

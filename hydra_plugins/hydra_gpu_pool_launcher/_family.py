@@ -236,10 +236,13 @@ def _reap_leader(pid: int) -> Exit | None:
 
     None where it cannot be reaped: a debugger that traces it has to do so first.
     """
-    if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        return None
-    _kill(pid)
-    _, status, usage = os.wait4(pid, 0)
+    try:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            return None
+        _kill(pid)
+        _, status, usage = os.wait4(pid, 0)
+    except ChildProcessError:  # a thread of the user's has taken it, and what there was to know
+        return Exit(code=0, signal=None, cpu_s=0.0, peak_mb=0.0)
     code = os.waitstatus_to_exitcode(status)
     return Exit(
         code=code if code >= 0 else None,

@@ -9,6 +9,7 @@ from typing import Any
 
 from . import _process
 from ._process import Descriptor
+from ._verdict import BY_HAND
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """What is sent to the job's process goes to each of its ranks, which decide what becomes of it."""
@@ -25,11 +26,20 @@ class ToldError(Exception):
         self.signum = signum
 
 
+class GoneError(Exception):
+    """A rank ended while its process waited for something else."""
+
+
 class Signals:
-    """The signals that are sent to this process, as numbers in a pipe, while this is entered. By the main thread."""
+    """The signals that are sent to this process, as numbers in a pipe, while this is entered. By the main thread.
+
+    ``lifelines``: see ``pause``.
+    """
 
     def __init__(self) -> None:
+        self.lifelines: tuple[int, ...] = ()
         self._before: dict[int, Any] = {}
+        self._unheard: list[int] = []
 
     def __enter__(self) -> Signals:
         self.fd, self._write = _process.hidden_pipe()
@@ -62,13 +72,22 @@ class Signals:
 
     def heard(self) -> list[int]:
         """Which came since this was asked last."""
+        heard, self._unheard = self._unheard, []
         with contextlib.suppress(BlockingIOError):
-            return list(os.read(self.fd, 64))
-        return []
+            heard += os.read(self.fd, 64)
+        return [number for number in heard if number in {LOOK, *_FORWARDED}]
 
     def pause(self, seconds: float) -> None:
-        """Block for so long. Raises ToldError where a signal comes, or has come."""
-        if _process.wait_readable([self.fd], seconds):
-            for signum in self.heard():
-                if signum != LOOK:
+        """Block for so long. Raises ToldError where somebody asks for the end; other signals are kept.
+
+        Raises GoneError where one of the ``lifelines``, descriptors, is readable.
+        """
+        readable = _process.wait_readable([self.fd, *self.lifelines], seconds)
+        if self.fd in readable:
+            heard = self.heard()
+            self._unheard = [number for number in heard if number not in BY_HAND | {LOOK}]
+            for signum in heard:
+                if signum in BY_HAND:
                     raise ToldError(signum)
+        if set(readable) - {self.fd}:
+            raise GoneError

@@ -8,7 +8,6 @@ import math
 import os
 import pickle
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from typing import Protocol
 from . import _files, _interpreter, _leader, _nodes, _process, _rank
 from ._failure import SEEN_LATE_S, End, Failure, Said, describe, first_failure
 from ._family import Family, children
-from ._forward import LOOK, Signals, ToldError
+from ._forward import LOOK, GoneError, Signals, ToldError
 from ._leader import Assignment, Origin
 from ._model import Exit, Group, JobCancelledError, JobCrashedError
 from ._nodes import UNSAID, NodeError, Nodes, Verdict
@@ -110,15 +109,18 @@ class Ranks:
         """Start them, and block until all are gone: the value of the group's rank 0, pickled, or why there is none."""
         self._family.spare(children())  # what the app's callbacks have started
         try:
-            self._fork_all()
-            if not self._failing or self.launch.group.ddp.nnodes > 1:
-                self._meet()
-            while not all(member.gone for member in self._members.values()):
-                self._wait()
+            with _process.children_of_our_own():
+                self._fork_all()
+                if not self._failing or self.launch.group.ddp.nnodes > 1:
+                    self._meet()
+                while not all(member.gone for member in self._members.values()):
+                    self._wait()
             if self._fail_at != math.inf:  # nobody is left here to say of what
                 self._fail()
             return self._outcome()
         finally:
+            for rank in self._members:  # none runs any more, but for a fault of ours
+                self._family.kill(rank)
             reports = (member.report.fd for member in self._members.values())
             for fd in (*self._gate, self._orders.fd, *reports):
                 os.close(fd)
@@ -131,15 +133,21 @@ class Ranks:
         torch's store has a thread. Whatever locks that holds in the C library while this process forks, for the name of
         a new connection say, would be held in the fork for ever.
         """
+        signals, orders = self.launch.signals, self._orders
+        signals.lifelines = tuple(self._family.descriptors())
         try:
             with self._noting_losses():
                 meeting = self.rendezvous.meet(self.start)
                 self._look_at = math.inf if self._nodes is None else time.monotonic()
-                self._orders.write(json.dumps(master_environ(meeting.master, meeting.run_id)).encode())
+                with _process.files_of_any_size():
+                    orders.write(json.dumps(master_environ(meeting.master, meeting.run_id)).encode())
         except ToldError as error:
-            self._gave_up = True
             self._forward(error.signum)
-            self.rendezvous.give_up(self.start, "it was cancelled")
+            self._give_up("it was cancelled")
+        except GoneError:  # which rank, and how, is seen at once
+            self._give_up("a rank ended before it began")
+        finally:
+            signals.lifelines = ()
         if self._lost is not None:
             self._fail()
         elif self._failing and self._nodes is not None:  # some rank could not be started
@@ -147,6 +155,10 @@ class Ranks:
                 self._nodes.fail(self.start)
         elif not self._gave_up:
             os.write(self._gate[1], b"x")  # read by none of them: it can be read by all
+
+    def _give_up(self, why: str) -> None:
+        self._gave_up = True
+        self.rendezvous.give_up(self.start, why)
 
     def _fork_all(self) -> None:
         _interpreter.pause_openmp()
@@ -260,11 +272,8 @@ class Ranks:
         alive = {rank: member.seen is None and member.said is None for rank, member in self._members.items()}
         running = ", ".join(str(rank) for rank, runs in alive.items() if runs) or "none"
         ended = ", ".join(str(rank) for rank, runs in alive.items() if not runs)
-        print(
-            f"gpu_pool: {signal_name(signum)}, passed on to the ranks that run: {running}"
-            + (f"; ended before: {ended}" if ended else ""),
-            file=sys.stderr,
-        )
+        before = f"; ended before: {ended}" if ended else ""
+        _process.note(f"gpu_pool: {signal_name(signum)}, passed on to the ranks that run: {running}{before}")
 
     def _look_for_words(self) -> None:
         """A rank has ended its function; its process may take its time to end, and the others wait for it."""

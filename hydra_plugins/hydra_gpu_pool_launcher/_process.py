@@ -20,7 +20,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -301,6 +301,34 @@ def raise_descriptor_limit() -> None:
 def raise_file_size_limit() -> None:
     """Files as large as the hard limit allows."""
     _raise_limit(resource.RLIMIT_FSIZE)
+
+
+@contextlib.contextmanager
+def files_of_any_size() -> Iterator[None]:
+    """The same while this lasts: a file in memory counts, too."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    raise_file_size_limit()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
+def children_of_our_own() -> Iterator[None]:
+    """While this lasts, nobody but us learns of the ends of children: a handler would take their exit status."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if before is None else before)
+
+
+def note(text: str) -> None:
+    """A line in this process's log, if it takes one: the disk may be full, the user may have closed it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(text, file=sys.stderr)
 
 
 def _raise_limit(which: int) -> None:

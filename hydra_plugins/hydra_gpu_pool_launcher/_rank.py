@@ -101,6 +101,7 @@ def _run_to_the_end(
 
 
 def _end(rank: Rank, result: Result, at: float, received: _process.Received, of_the_app: _interpreter.OfTheApp) -> int:
+    _process.raise_file_size_limit()  # whatever the function has set for itself
     with _leader.undisturbed(received) as told:
         told_before = tuple(told)
         result, payload, report = stated(rank.files, rank.job, PlainBody(), result)

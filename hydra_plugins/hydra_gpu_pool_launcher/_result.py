@@ -234,16 +234,16 @@ def _ran_out_of_memory(error: BaseException) -> bool:
 def _sendable(job: Job, body: Payloads, result: Result) -> tuple[Result, bytes]:
     """The result, or the most of it that main can load, and its bytes."""
     try:
-        return result, _pickled(result.payload)
+        return result, _pickled(result)
     except Exception as error:
         failure = body.failure(job, _unpicklable(job, result, error), result)
     for poorer in (body.without_config(result), failure):
         try:
-            return poorer, _pickled(poorer.payload)
+            return poorer, _pickled(poorer)
         except Exception:
             continue
     failure = body.without_config(failure)
-    return failure, _pickled(failure.payload)
+    return failure, _pickled(failure)
 
 
 def _unpicklable(job: Job, result: Result, error: Exception) -> JobError:
@@ -285,11 +285,15 @@ def _job_return(attributes: dict[str, Any]) -> JobReturn:
     return ret
 
 
-def _pickled(payload: object) -> bytes:
-    """The bytes, loaded once to see that they can be: exceptions with a constructor of their own often cannot."""
+def _pickled(result: Result) -> bytes:
+    """The bytes of its payload, loaded once to see that they can be: exceptions with a constructor of their own often
+    cannot; and one may come back as something else, which cannot be raised."""
     buffer = io.BytesIO()
-    _Pickler(buffer).dump(payload)
-    pickle.loads(buffer.getvalue())
+    _Pickler(buffer).dump(result.payload)
+    loaded = pickle.loads(buffer.getvalue())
+    error = loaded._return_value if isinstance(loaded, JobReturn) else loaded
+    if result.error is not None and not isinstance(error, Exception):
+        raise TypeError(f"it comes back as {_type_name(error)}, which is no exception")
     return buffer.getvalue()
 
 
@@ -309,8 +313,11 @@ def _as_json(value: Any, items: Iterator[int], levels: int) -> Any:
     """
     if next(items, None) is None or levels == 0 or (isinstance(value, int) and value.bit_length() > _LONGEST_INT):
         raise OverflowError
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
+    if value is None:
+        return None
+    for kind in (bool, int, float, str):  # plain ones: an Enum of the user's, say, would go along as itself
+        if isinstance(value, kind):
+            return kind.__str__(value) if kind is str else kind(value)
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return _as_json(value.item(), items, levels - 1)
     if isinstance(value, (list, tuple)):
