@@ -9,13 +9,12 @@ import json
 import math
 import os
 import re
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LIMIT_S, outcomes
+from support import outcomes
 from test_view import end, launch, queued, seen, start
 
 from hydra_plugins.hydra_gpu_pool_launcher import _report
@@ -402,39 +401,17 @@ def test_the_jobs_of_earlier_launches_are_in_them_too(files: SweepFiles) -> None
     assert Path(files.page).exists()
 
 
-def test_what_came_too_soon_is_written_without_another_event(
-    files: SweepFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[int] = []
-    late = threading.Event()
-
-    def write(_: SweepFiles, view: View, over: bool) -> None:  # noqa: ARG001
-        written.append(len(view.jobs))
-        if len(view.jobs) == 3:
-            late.set()
-
-    monkeypatch.setattr(_report, "_RESULTS_EVERY_S", 0.02)
-    monkeypatch.setattr(_report, "_PAGE_EVERY_S", 10 * LIMIT_S)
-    monkeypatch.setattr(_report, "write_results", write)
-    monkeypatch.setattr(_report, "write_page", lambda *_, **__: None)
-    reports = Reports(files, lambda text, _: pytest.fail(text))
-    reports.begin(LAYOUT)
-    reports.show(start(0, 1.0, "0.0"))
-    reports.show(start(0, 1.0, "0.0"))  # the page has long to wait for, and the results do not wait for it
-    for num in range(3):
-        reports.show(end(num, 1.0))
-    assert late.wait(LIMIT_S)
-    reports.summary()
-    assert written[-1] == 3
-
-
-def test_after_the_summary_main_has_no_thread_of_ours(desk: Desk) -> None:
-    before = set(threading.enumerate())
+def test_what_came_too_soon_is_written_without_another_event(desk: Desk) -> None:
     desk.reports.begin(LAYOUT)
-    desk.show(end(0, 1.0), end(1, 1.0))
-    (timer,) = set(threading.enumerate()) - before
-    desk.reports.summary()
-    assert not timer.is_alive()
+    assert desk.show(end(0, 1.0)) == ["results.csv: 1", "sweep.html: 1"]
+    assert desk.show(end(1, 1.0)) == []
+    assert desk.reports.tick() == 1.0  # the results, which do not wait for the page
+    desk.now += 1.0
+    assert desk.reports.tick() == 29.0
+    assert desk.written[-1] == "results.csv: 2"
+    desk.now += 29.0
+    assert desk.reports.tick() is None
+    assert desk.written[-1] == "sweep.html: 2"
 
 
 def test_a_full_disk_is_said_once_for_each_file_and_ends_nothing(desk: Desk) -> None:

@@ -16,6 +16,7 @@ from . import _summary
 from ._files import SweepFiles
 from ._live import REFRESH_S, Live, terminal
 from ._model import Cause, Job, Layout, Settings, Status
+from ._report import Reports
 from ._table import cut, error_of
 from ._tail import one_line, plain
 from ._tee import Tee
@@ -70,7 +71,35 @@ def display(
     stream = terminal(settings.progress)
     live = Live(stream, files, from_here(files.sweep_dir), view or View()) if stream is not None else None
     lines = Lines(jobs, files, settings, again, brief=live is not None) if settings.progress != "none" else None
-    return Guarded(Shown(lines, live, Tee(jobs, files) if settings.output == "tee" else None))
+    shown = Shown(lines, live, Tee(jobs, files) if settings.output == "tee" else None)
+    return Each((Guarded(Reports(files, say)), Guarded(shown)))
+
+
+@dataclass(frozen=True)
+class Each:
+    """Several displays, in this order: where one fails, the others go on."""
+
+    displays: tuple[Guarded, ...]
+
+    def begin(self, layout: Layout) -> None:
+        for display in self.displays:
+            display.begin(layout)
+
+    def show(self, event: dict[str, Any]) -> None:
+        for display in self.displays:
+            display.show(event)
+
+    def tick(self) -> float | None:
+        waits = [display.tick() for display in self.displays]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def close(self) -> None:
+        for display in self.displays:
+            display.close()
+
+    def summary(self) -> None:
+        for display in self.displays:
+            display.summary()
 
 
 @dataclass

@@ -10,7 +10,6 @@ import math
 import os
 import re
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -153,8 +152,7 @@ class Reports:
     """A Display that keeps the two files: results.csv, at most once a second as jobs end; sweep.html, every 30 seconds.
 
     Both are whole, and of the whole sweep, after ``summary``. Where one cannot be written, ``say`` is told so, once,
-    and the sweep goes on. What comes too soon after a write is written by a timer, in a thread of main, which is gone
-    after ``summary``.
+    and the sweep goes on. What comes too soon after a write is written by a ``tick``.
     """
 
     files: SweepFiles
@@ -168,55 +166,38 @@ class Reports:
             _Written("results.csv", Turn(_RESULTS_EVERY_S), ends, write_results),
             _Written("sweep.html", Turn(_PAGE_EVERY_S), ends | {"start", "retry"}, write_page),
         )
-        self._lock = threading.RLock()
-        self._timer: threading.Timer | None = None
-        self._timer_at = math.inf
         self._said: set[str] = set()
 
     def begin(self, layout: Layout) -> None:  # noqa: ARG002
         """Read what earlier launches of the same sweep have left: a sweeper that works in batches has many."""
-        with self._lock, contextlib.suppress(OSError), contextlib.closing(JournalReader(self.files.journal)) as journal:
+        with contextlib.suppress(OSError), contextlib.closing(JournalReader(self.files.journal)) as journal:
             self.view = View()
             self.view.take(journal.new())
 
     def show(self, event: dict[str, Any]) -> None:
         """One event of the journal, also if ``begin`` has read it already: each launch says again which jobs it has."""
-        with self._lock:
-            self.view.take([event])
-            for each in self._written:
-                if event.get("event") in each.events:
-                    each.turn.news()
-            self._write_what_is_due()
+        self.view.take([event])
+        for each in self._written:
+            if event.get("event") in each.events:
+                each.turn.news()
+        self.tick()
 
-    def summary(self) -> None:
-        """Write both, as the last word on this launch."""
-        with self._lock:
-            timer, self._timer = self._timer, None
-            for each in self._written:
-                self._write(each, over=True)
-        if timer is not None:
-            timer.cancel()
-            timer.join()  # the next launch forks main only while main has no other thread
-
-    def _on_timer(self) -> None:
-        with self._lock:
-            if self._timer is threading.current_thread():
-                self._timer = None
-                self._write_what_is_due()
-
-    def _write_what_is_due(self) -> None:
+    def tick(self) -> float | None:
+        """Write what is due; in how many seconds something else will be, None: only after another event."""
         for each in self._written:
             if each.turn.wait_s(self.clock()) == 0.0:
                 self._write(each)
         now = self.clock()
         waits = [wait for each in self._written if (wait := each.turn.wait_s(now)) is not None]
-        if waits and (self._timer is None or now + min(waits) < self._timer_at):
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = now + min(waits)
-            self._timer = threading.Timer(min(waits), self._on_timer)
-            self._timer.daemon = True  # whoever ends main does not wait for it
-            self._timer.start()
+        return min(waits, default=None)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def summary(self) -> None:
+        """Write both, as the last word on this launch."""
+        for each in self._written:
+            self._write(each, over=True)
 
     def _write(self, each: _Written, over: bool = False) -> None:
         each.turn.taken(self.clock())
