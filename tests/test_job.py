@@ -165,7 +165,11 @@ def test_warning_filters_are_those_of_the_app(tmp_path: Path) -> None:
         assert value(tmp_path, lambda: list(warnings.filters)) == list(warnings.filters)
 
 
-def test_apps_without_numpy_draw_different_random_numbers_in_each_job(tmp_path: Path) -> None:
+def test_apps_without_numpy_draw_different_random_numbers_in_each_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("numpy.random.mtrand", "torch"):  # which other tests of this process may have seeded
+        monkeypatch.delitem(sys.modules, name, raising=False)
     draws = [o.value for o in outcomes(tmp_path, random.random, *({} for _ in range(4)))]
     assert len(set(draws)) == 4
 
