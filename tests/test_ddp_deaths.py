@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -206,7 +207,7 @@ def assert_told(told: Told, row: Row) -> None:
     assert (ret["status"], ret["error"]) == (FAILED if row.error else COMPLETED, row.error), ret["text"]
     assert end["status"] == row.status
     assert end["error_type"] == row.error
-    (line,) = (line for line in told.terminal if f"job {num} (" in line and " started " not in line)
+    (line,) = (line for line in told.terminal if re.search(rf"job {num} \(.*\) (COMPLETED|FAILED|CANCELLED)", line))
     assert f" {row.status}" in line
     for text in (ret["text"] or "", end["error_text"] or "", line):
         assert row.why in text

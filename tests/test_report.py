@@ -414,22 +414,30 @@ def test_what_came_too_soon_is_written_without_another_event(desk: Desk) -> None
     assert desk.written[-1] == "sweep.html: 2"
 
 
-def test_a_full_disk_is_said_once_for_each_file_and_ends_nothing(desk: Desk) -> None:
+def test_a_disk_that_was_full_for_a_while_is_not_worth_a_word(desk: Desk) -> None:
     desk.reports.begin(LAYOUT)
     desk.fault = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    desk.show(end(0, 1.0))
+    assert desk.show(end(0, 1.0)) == []
     desk.now += 60.0
-    desk.show(end(1, 1.0))
+    desk.fault = None
+    desk.reports.tick()
+    assert desk.written == ["results.csv: 1", "sweep.html: 1"]
+    desk.reports.summary()
+    assert desk.said == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"), (KeyError("x"), "KeyError: 'x'")],
+)
+def test_what_could_not_be_written_in_the_end_is_said_once_for_each_file_and_ends_nothing(
+    desk: Desk, fault: Exception, why: str
+) -> None:
+    desk.reports.begin(LAYOUT)
+    desk.fault = fault
+    desk.show(end(0, 1.0), end(1, 1.0))
+    desk.reports.summary()
     assert [re.sub("^.*/", "", text) for text in desk.said] == [
-        f"{name} cannot be written (No space left on device) and may be out of date; the jobs go on"
+        f"{name} could not be written ({why}); `gpu-pool report` writes it again"
         for name in ("results.csv", "sweep.html")
     ]
-    desk.fault = None
-    desk.now += 60.0
-    assert desk.show(end(2, 1.0)) == ["results.csv: 3", "sweep.html: 3"]
-
-
-def test_a_fault_in_the_report_is_said_and_ends_nothing(desk: Desk) -> None:
-    desk.fault = KeyError("x")
-    desk.show(end(0, 1.0))
-    assert "results.csv cannot be written (KeyError: 'x')" in desk.said[0]

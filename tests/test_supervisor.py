@@ -475,7 +475,9 @@ def test_a_sweep_whose_directory_is_removed_ends_all_the_same(start_app: StartAp
         "outcomes = GpuPool(cpu_slots=1, dir='sweep').map(job, [{'x': x} for x in range(3)])\n"
         "print(outcomes[0].error)\n"
         "print([type(o.error).__name__ for o in outcomes])",
-        before="import shutil\ndef job(x): return shutil.rmtree('sweep') if x == 1 else x",
+        before="import shutil\n"
+        "def job(x):\n    if x != 1: return x\n"
+        "    os.rename('sweep', 'gone')  # at once: others write into it meanwhile\n    shutil.rmtree('gone')",
     )
     out, err = app.process.communicate(timeout=LIMIT_S)
     assert out.endswith("['JobLostError', 'NoneType', 'NoneType']\n"), (out, err)

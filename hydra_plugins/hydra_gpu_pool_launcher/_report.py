@@ -151,8 +151,8 @@ class _Written:
 class Reports:
     """A Display that keeps the two files: results.csv, at most once a second as jobs end; sweep.html, every 30 seconds.
 
-    Both are whole, and of the whole sweep, after ``summary``. Where one cannot be written, ``say`` is told so, once,
-    and the sweep goes on. What comes too soon after a write is written by a ``tick``.
+    Both are whole, and of the whole sweep, after ``summary``. Where one could not be written even then, ``say`` is told
+    so, once. What comes too soon after a write is written by a ``tick``.
     """
 
     files: SweepFiles
@@ -166,7 +166,6 @@ class Reports:
             _Written("results.csv", Turn(_RESULTS_EVERY_S), ends, write_results),
             _Written("sweep.html", Turn(_PAGE_EVERY_S), ends | {"start", "retry"}, write_page),
         )
-        self._said: set[str] = set()
 
     def begin(self, layout: Layout) -> None:  # noqa: ARG002
         """Read what earlier launches of the same sweep have left: a sweeper that works in batches has many."""
@@ -200,12 +199,13 @@ class Reports:
             self._write(each, over=True)
 
     def _write(self, each: _Written, over: bool = False) -> None:
+        """What does not succeed is tried again, at the end once more, and only then worth a line."""
         each.turn.taken(self.clock())
         try:
             each.write(self.files, self.view, over=over)
         except Exception as error:  # neither a full disk nor a fault of ours is worth a sweep
-            if each.name not in self._said:
-                self._said.add(each.name)
+            each.turn.news()
+            if over:
                 why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
                 path = os.path.join(_shown(self.files.sweep_dir), each.name)
-                self.say(f"{path} cannot be written ({why}) and may be out of date; the jobs go on", logging.WARNING)
+                self.say(f"{path} could not be written ({why}); `gpu-pool report` writes it again", logging.WARNING)
