@@ -11,9 +11,11 @@ import pytest
 from support import RunApp
 from test_view import end, launch, queued, seen, start, stop
 
+from hydra_plugins.hydra_gpu_pool_launcher import _display
 from hydra_plugins.hydra_gpu_pool_launcher._display import say
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
-from hydra_plugins.hydra_gpu_pool_launcher._model import Job
+from hydra_plugins.hydra_gpu_pool_launcher._model import CANCELLED_BY_HAND, Job
+from hydra_plugins.hydra_gpu_pool_launcher._settings import checked
 from hydra_plugins.hydra_gpu_pool_launcher._summary import MOST_ROWS, failures, headline, result_table
 from hydra_plugins.hydra_gpu_pool_launcher._table import cells
 from hydra_plugins.hydra_gpu_pool_launcher._view import View
@@ -169,3 +171,23 @@ def test_progress_none_says_nothing_about_devices_neither(run_app: RunApp) -> No
         "GpuPool(cpu_slots=1, progress='none').map(abs, [{}])"
     )
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_job_that_is_cancelled_by_hand_is_named_alone_and_a_later_ctrl_c_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    jobs = [Job(0, ("x=0",)), Job(1, ("x=1",))]
+    lines = _display.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    started = [start(num, 1.0, f"{num}.0") for num in range(2)]
+    by_hand = {"event": "stop", "time": 2.0, "cause": "cancelled", "job": 1, "why": CANCELLED_BY_HAND}
+    ctrl_c = {**by_hand, "job": 0, "why": "Ctrl-C (SIGINT to the main process)"}
+    for event in [queued(0, "x=0"), queued(1, "x=1"), *started, by_hand, end(1, 3.0, "CANCELLED"), ctrl_c]:
+        lines.show(event)
+    assert said[0] == "job 1 (x=1): somebody cancelled it by hand: stopping it, killed in 10 s"
+    assert said[1].startswith("job 1 (x=1) CANCELLED")
+    assert said[2:] == [
+        "Ctrl-C (SIGINT to the main process): stopping 1 job, killed in 10 s",
+        "a second Ctrl-C, or any further such signal, kills now",
+    ]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from . import _summary
 from ._files import SweepFiles
 from ._live import REFRESH_S, Live, terminal
-from ._model import Cause, Job, Layout, Settings, Status
+from ._model import CANCELLED_BY_HAND, Cause, Job, Layout, Settings, Status
 from ._report import Reports
 from ._table import cut, error_of
 from ._tail import one_line, plain
@@ -240,10 +240,11 @@ class Lines:
 
     def _stops(self, event: dict[str, Any]) -> None:
         """One line for a job that is stopped alone, and one for all that are stopped together."""
-        if event["cause"] == Cause.TIMEOUT.value:
+        if event["cause"] == Cause.TIMEOUT.value or event["why"] == CANCELLED_BY_HAND:
             job = self._by_number[event["job"]]
             say(
-                f"{job} {one_line(event['why'])}: stopping it, killed in {self.settings.kill_grace_s:g} s",
+                f"{job}{':' if event['why'] == CANCELLED_BY_HAND else ''} {one_line(event['why'])}: stopping it, "
+                f"killed in {self.settings.kill_grace_s:g} s",
                 logging.WARNING,
             )
         elif not self._stopping:

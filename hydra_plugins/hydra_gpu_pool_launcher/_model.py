@@ -334,6 +334,10 @@ class Stop:
     signum: int
 
 
+CANCELLED_BY_HAND = "somebody cancelled it by hand"
+"""Why, of a job that is stopped alone because somebody has asked for it."""
+
+
 @dataclass(frozen=True)
 class Cancel:
     """One job is to end, whether it runs or waits; the others go on."""

@@ -21,7 +21,20 @@ from ._family import Family, children
 from ._files import SweepFiles
 from ._journal import Journal
 from ._leader import Origin as OriginOfJob
-from ._model import Cancel, ConfigurationError, Ending, Group, Job, Layout, Policy, Report, Slot, Start, Stop
+from ._model import (
+    CANCELLED_BY_HAND,
+    Cancel,
+    ConfigurationError,
+    Ending,
+    Group,
+    Job,
+    Layout,
+    Policy,
+    Report,
+    Slot,
+    Start,
+    Stop,
+)
 from ._pool import Close, Died, Request
 from ._resume import Earlier, take_up, tally
 
@@ -231,7 +244,7 @@ class SystemWorld:
     def _cancelled_by_hand(self) -> list[Cancel]:
         if self._request is None:
             return []
-        return [Cancel(num, "somebody cancelled it by hand") for num in _files.take_cancellations(self._request.files)]
+        return [Cancel(num, CANCELLED_BY_HAND) for num in _files.take_cancellations(self._request.files)]
 
     def _tell_of_unsaved(self) -> None:
         if self._request is not None and not self._said_unsaved:
