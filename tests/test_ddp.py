@@ -144,7 +144,7 @@ def _clean_environ() -> dict[str, str]:
 
 def test_three_jobs_of_two_ranks_are_three_directories_and_six_processes(swept: Swept) -> None:
     directories = {path.name for path in (swept.directory / "sweep").iterdir()}
-    assert directories == {".gpu_pool", "multirun.yaml", "0", "1", "2"}
+    assert directories == {".gpu_pool", "multirun.yaml", "results.csv", "sweep.html", "0", "1", "2"}
     assert len({pid for ranks in swept.fact("pid") for pid in ranks}) == 6
     assert [len(set(parents)) for parents in swept.fact("parent")] == [1, 1, 1]
     assert sorted(path.name for path in (swept.directory / "sweep/0").iterdir()) == [

@@ -87,7 +87,7 @@ class Swept:
     def assert_directories(self, *of_the_app: str) -> None:
         """Each job has one, with what its app has written there, and the sweep has no other."""
         names = {path.name for path in (self.directory / "sweep").iterdir()}
-        assert names == {".gpu_pool", "multirun.yaml", *map(str, range(self.jobs))}
+        assert names == {".gpu_pool", "multirun.yaml", "results.csv", "sweep.html", *map(str, range(self.jobs))}
         for num in range(self.jobs):
             names = {path.name for path in (self.directory / f"sweep/{num}").iterdir()}
             assert names == {".hydra", "app.log", "rank_0.json", "rank_1.json", *of_the_app}
