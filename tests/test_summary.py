@@ -15,6 +15,7 @@ from hydra_plugins.hydra_gpu_pool_launcher import _display
 from hydra_plugins.hydra_gpu_pool_launcher._display import say
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._model import CANCELLED_BY_HAND, Job
+from hydra_plugins.hydra_gpu_pool_launcher._screen import is_terminal
 from hydra_plugins.hydra_gpu_pool_launcher._settings import checked
 from hydra_plugins.hydra_gpu_pool_launcher._summary import MOST_ROWS, failures, headline, result_table
 from hydra_plugins.hydra_gpu_pool_launcher._table import cells
@@ -191,3 +192,20 @@ def test_a_job_that_is_cancelled_by_hand_is_named_alone_and_a_later_ctrl_c_is_to
         "Ctrl-C (SIGINT to the main process): stopping 1 job, killed in 10 s",
         "a second Ctrl-C, or any further such signal, kills now",
     ]
+
+
+class Broken:
+    """A display, and a stream, that can do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_a_display_that_fails_together_with_stderr_ends_itself_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stderr", Broken())
+    guarded = _display.Guarded(Broken())
+    assert guarded.tick() is None
+    guarded.summary()
+    assert not is_terminal(Broken())

@@ -135,7 +135,7 @@ class Guarded:
             broken, self.display = self.display, Shown(None, None, None)
             with contextlib.suppress(Exception, SystemExit):
                 broken.close()
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(Exception):  # what has broken the display may be stderr itself
                 traceback.print_exc()
             return None
 

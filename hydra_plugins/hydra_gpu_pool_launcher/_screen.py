@@ -29,7 +29,7 @@ def is_terminal(stream: Any) -> bool:
     """True where the stream ends in a terminal whose cursor can be moved."""
     try:
         return bool(stream.isatty()) and stream.fileno() >= 0 and os.environ.get("TERM", "") not in {"", "dumb"}
-    except (AttributeError, OSError, ValueError):  # closed, or none at all (pythonw), or a notebook's
+    except Exception:  # closed, or none at all (pythonw), or a notebook's, or whatever the app has put there
         return False
 
 
