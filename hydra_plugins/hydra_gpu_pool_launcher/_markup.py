@@ -20,7 +20,9 @@ WORDS = {
 }
 """States as they are shown, in the order of the legend; also the CSS classes of their colours."""
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]"
+)
 _ESCAPES = re.compile(
     "\x1b\\[[0-?]*[ -/]*[@-~]"  # colours, the cursor
     "|\x1b\\][^\x07\x1b\n]*(?:\x07|\x1b\\\\)?"  # titles, links

@@ -24,8 +24,10 @@ from ._results import Cell, results
 from ._view import View
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
-_FORMULA = "=+-@\t\r"
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_FORMULA = "=+-@\t"
+_CONTROL = re.compile(  # but for line ends and tabs; those that turn the direction of writing are among them
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]"
+)
 
 _RESULTS_EVERY_S = 1.0
 _PAGE_EVERY_S = 30.0
@@ -68,8 +70,13 @@ def _text(cell: Cell) -> str:
         return f"{Decimal(cell):.16e}"
     if isinstance(cell, (int, float)):
         return repr(cell)
-    text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", cell)
+    text = _CONTROL.sub(_spelled, cell)
     return f"'{text}" if text[:1] and text[0] in _FORMULA and not _NUMBER.fullmatch(text) else text
+
+
+def _spelled(control: re.Match[str]) -> str:
+    code = ord(control[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def read_tail(path: str) -> str | None:
