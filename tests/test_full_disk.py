@@ -126,6 +126,8 @@ def test_a_job_that_has_saved_its_result_at_last_is_called_what_it_was_before(st
     assert Path(f"/proc/{pid}/comm").read_text() == "gpu_pool saves\n"
     seen_from_outside(app, "filler").unlink()
     assert app.report().split()[1] == "True"
+    app.process.communicate(timeout=LIMIT_S)
+    app.assert_nothing_is_left()
 
 
 def test_a_disk_that_is_full_from_the_start_is_told(start_app: StartApp) -> None:
