@@ -111,10 +111,12 @@ class App:
         return pids
 
     def relatives(self) -> dict[str, int]:
-        """The pids of guard and supervisor. The guard is main's youngest child."""
+        """The pids of guard and supervisor, which are watched from then on. The guard is main's youngest child."""
         by_thread = (task.read_text().split() for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"))
         guard = int([pid for pids in by_thread for pid in pids][-1])
         supervisor = int(Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0])
+        # A process that has let go of the lifeline has not ended yet: it closes its files first.
+        self.pidfds += [_process.pidfd_open(pid) for pid in (guard, supervisor)]
         return {"guard": guard, "supervisor": supervisor}
 
     def assert_nothing_is_left(self) -> None:

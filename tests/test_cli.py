@@ -852,8 +852,10 @@ def test_a_job_that_takes_its_grace_is_being_stopped_and_a_second_request_is_not
 def test_a_sweep_that_was_killed_has_nothing_to_cancel(start_app: StartApp, run: Run, tmp_path: Path) -> None:
     app = sweep(start_app, "waiting(0) waiting(1) waiting(2)")
     app.report()
-    for pid in (*app.relatives().values(), app.process.pid):
-        os.kill(pid, signal.SIGKILL)
+    everybody = [*app.relatives().values(), app.process.pid]
+    for signum in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: whoever outlives another still ends the jobs
+        for pid in everybody:
+            os.kill(pid, signum)
     app.assert_nothing_is_left()
     assert "does not run any more" in wrong(run, "cancel", "sweep", "0")
     assert "killed: its supervisor" in run("status", "sweep")[1]
