@@ -46,6 +46,10 @@ class Terminal:
         above = ["".join(row[x].data for x in range(self._screen.columns)) for row in self._screen.history.top]
         return [line.rstrip() for line in above] + self.lines
 
+    def rows(self) -> list[list[pyte.screens.Char]]:
+        """The same with their colours, the blanks at their ends included."""
+        return [[self._screen.buffer[y][x] for x in range(self._screen.columns)] for y in range(len(self.lines))]
+
     def colour(self, text: str) -> str:
         """Of the first character of the first line that has this text."""
         y = next(i for i, line in enumerate(self.lines) if text in line)
