@@ -67,6 +67,8 @@ ORDER = (
     "_page",
     "_timeline",
     "_sheet",
+    "_excerpt",
+    "_alike",
     "_markup",
     "_results",
     "_view",

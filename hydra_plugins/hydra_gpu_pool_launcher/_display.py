@@ -326,9 +326,9 @@ class Lines:
             say("\n".join([f"{headline}:", *_summary.result_table(self._view, self.jobs, width)]))
             failed = _summary.failures(self._view, self.jobs, self.files, from_here, width)
             if failed:
-                say("\n".join(["what failed, and the last that it printed:", *failed]), logging.ERROR)
+                say("\n".join(["what failed, and where:", *failed]), logging.ERROR)
         if self.again is not None and not all(self._is(job, Status.COMPLETED) for job in self.jobs):
-            say(f"to run only what has not completed:\n  {self.again}")
+            say(f"to run only what has not completed:\n{self.again}")
 
     def _is(self, job: Job, status: Status) -> bool:
         return job.num in self._view.jobs and self._view.jobs[job.num].state == status.value
