@@ -168,6 +168,26 @@ def test_the_closing_words_are_a_line_for_each_way_with_its_place_and_what_was_c
     ]
 
 
+def test_a_job_that_takes_too_long_is_told_in_one_line_and_its_next_try_in_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    monkeypatch.chdir(tmp_path)
+    lines = _display.Lines([Job(0, ("x=0",))], SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    late = {"cause": "timeout", "error_type": "JobTimeoutError", "error_text": "was stopped: it took longer"}
+    for event in [
+        *(queued(0, "x=0"), start(0, 1.0, "0.0"), stop(0, 2.0), end(0, 3.0, "FAILED", event="retry", **late)),
+        *(start(0, 3.0, "0.0", attempt=2), stop(0, 4.0), end(0, 5.0, "FAILED", attempt=2, **late)),
+    ]:
+        lines.show({**event, "why": "took longer"})
+    one = (
+        "job 0 (x=0) took longer: SIGTERM is sent, SIGKILL 10 s later to what is left of it; "
+        "see .gpu_pool/jobs/0/output.log"
+    )
+    assert said == [one, "job 0 (x=0) FAILED, try 1, and has another: was stopped: it took longer", one]
+
+
 # --- what is said, byte for byte ---
 
 HOSTILE = r"\x1b[2J\x1b]0;title\x07\x9b31m\u202e\ud800\r\nsecond line\t<b>[red]x[/red]"
@@ -241,7 +261,9 @@ def test_a_job_that_is_cancelled_by_hand_is_named_alone_and_a_later_ctrl_c_is_to
     ctrl_c = {**by_hand, "job": 0, "why": "Ctrl-C (SIGINT to the main process)"}
     for event in [queued(0, "x=0"), queued(1, "x=1"), *started, by_hand, end(1, 3.0, "CANCELLED"), ctrl_c]:
         lines.show(event)
-    assert said[0] == "job 1 (x=1): somebody cancelled it by hand: stopping it, killed in 10 s"
+    assert said[0] == (
+        "job 1 (x=1): somebody cancelled it by hand: SIGTERM is sent, SIGKILL 10 s later to what is left of it"
+    )
     assert said[1].startswith("job 1 (x=1) CANCELLED")
     assert said[2:] == [
         "Ctrl-C (SIGINT to the main process): stopping 1 job, killed in 10 s",

@@ -201,6 +201,7 @@ class Lines:
     brief: bool
     _by_number: dict[int, str] = field(init=False)
     _view: View = field(default_factory=View)
+    _late: set[int] = field(default_factory=set)
     _stopping: bool = False
     _interrupted: bool = False
 
@@ -241,12 +242,13 @@ class Lines:
     def _stops(self, event: dict[str, Any]) -> None:
         """One line for a job that is stopped alone, and one for all that are stopped together."""
         if event["cause"] == Cause.TIMEOUT.value or event["why"] == CANCELLED_BY_HAND:
-            job = self._by_number[event["job"]]
-            say(
-                f"{job}{':' if event['why'] == CANCELLED_BY_HAND else ''} {one_line(event['why'])}: stopping it, "
-                f"killed in {self.settings.kill_grace_s:g} s",
-                logging.WARNING,
-            )
+            late = event["cause"] == Cause.TIMEOUT.value
+            job, why = self._by_number[event["job"]], one_line(event["why"])
+            kills = f"SIGTERM is sent, SIGKILL {self.settings.kill_grace_s:g} s later to what is left of it"
+            log = f"; see {from_here(self.files.output(event['job']))}" if late else ""
+            say(f"{job}{'' if late else ':'} {why}: {kills}{log}", logging.WARNING)
+            if late:
+                self._late.add(event["job"])
         elif not self._stopping:
             self._stopping = True
             left = _count(len(self._view.running()), "job")
@@ -304,6 +306,8 @@ class Lines:
         if event["status"] == Status.COMPLETED.value:
             if not self.brief:
                 say(": ".join(filter(None, [job, _summary.text(event["value"])])))
+        elif event["cause"] == Cause.TIMEOUT.value and event["job"] in self._late:
+            pass  # the line of its stop has said so
         elif not (self.brief and self._stopping and event["status"] == Status.CANCELLED.value):
             say(f"{job}: {_error(event)}; see {from_here(self.files.output(event['job']))}", logging.ERROR)
 
