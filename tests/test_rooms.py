@@ -58,6 +58,7 @@ ORDER = (
     "_process",
     "_again",
     "_display",
+    "_last_words",
     "_summary",
     "_live",
     "_tee",

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from . import _summary
 from ._files import SweepFiles
+from ._last_words import at_exit
 from ._live import REFRESH_S, Live, terminal
 from ._model import CANCELLED_BY_HAND, Cause, Job, Layout, Settings, Status
 from ._report import Reports
@@ -331,8 +332,14 @@ class Lines:
             failed = _summary.failures(self._view, self.jobs, self.files, from_here, width)
             if failed:
                 say("\n".join(["what failed, and where:", *failed]), logging.ERROR)
+        last_words = []
         if self.again is not None and not all(self._is(job, Status.COMPLETED) for job in self.jobs):
-            say(f"to run only what has not completed:\n{self.again}")
+            resume = f"to run only what has not completed:\n{self.again}"
+            say(resume)
+            # Hydra goes on to raise what the first failed job did: that would be all that is on the screen.
+            told = _summary.closing(self._view, self.jobs, self.files, _summary.width())
+            last_words = [*(["\n".join([f"{headline}:", *told])] if told else []), resume]
+        at_exit(last_words, say)
 
     def _is(self, job: Job, status: Status) -> bool:
         return job.num in self._view.jobs and self._view.jobs[job.num].state == status.value
