@@ -151,6 +151,8 @@ def test_a_long_text_of_an_error_is_broken_between_words_and_ends(tmp_path: Path
     assert [path in line for line in lines].count(True) == 1
     assert len(lines) == 5
     assert lines[3].endswith(" …")
+    view = seen(launch(), failed(0, "x" * 5000))
+    assert len(failures(view, [Job(0, ())], SweepFiles(str(tmp_path)), str, 80)[0]) < 1100
 
 
 def test_the_closing_words_are_a_line_for_each_way_with_its_place_and_what_was_cancelled(tmp_path: Path) -> None:

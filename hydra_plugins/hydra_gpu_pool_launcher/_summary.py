@@ -35,6 +35,9 @@ _MOST_LINES = 4
 
 _LAST_LINES = 5
 
+_LONGEST_CAUSE = 1000
+"""Characters, where it is one word."""
+
 _LONGEST_VALUE = 200
 
 _GAP = "  "
@@ -114,7 +117,7 @@ def failures(view: View, jobs: Sequence[Job], files: SweepFiles, where: Callable
     lines: list[str] = []
     for group in groups[:_MOST_EXCERPTS]:
         first, log = group[0], files.output(group[0].job.num)
-        lines += _wrapped(f"{_named(group)}: {_value(first)}", width)
+        lines += _wrapped(cut(f"{_named(group)}: {_value(first)}", _LONGEST_CAUSE), width)
         lines.append(f"{_GAP * 2}{where(log)}")
         told = excerpt(last_lines(log), first, _LAST_LINES, without_error=True)
         lines += [cut(f"{_GAP * 3}{line}", width) for line in told.lines]
