@@ -92,6 +92,10 @@ def test_the_command_runs_only_what_failed_and_is_not_given_when_nothing_did(
     assert failed.returncode == 1
     command = command_in(failed.stdout)
     assert command is not None, failed.stdout
+    before, _, after = failed.stdout.rpartition("to run only what has not completed:")
+    assert before.count("to run only what has not completed:") == 1  # in the summary; and again, the last of all:
+    assert after == f"\n{command}\n"
+    assert "job 1 (+x='b c'): ValueError: not yet (app.py:9 in main)" in before.splitlines()[-2]
     (tmp_path / "mended").touch()
     done = run_app.python("-c", f"import sys, os; sys.exit(os.waitstatus_to_exitcode(os.system({command!r})))")
     assert done.returncode == 0, done.stdout

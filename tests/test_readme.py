@@ -267,7 +267,7 @@ def test_the_samples_of_a_sweep_in_a_pipe_are_what_it_prints(here: RunApp) -> No
     printed = shell(here.directory, f"CUDA_VISIBLE_DEVICES= {NIGHT} {' '.join(MORE)}").stdout
     for word in MORE:
         printed = printed.replace(f"{word} ", "")
-    assert_printed(lines_of(sample("what failed, and the last")), printed)
+    assert_printed(lines_of(sample("what failed, and where")), printed)
     assert_printed(lines_of(sample("and has another")), printed.replace("[HYDRA] ", "[HYDRA]\n"))
     assert_printed(lines_of(sample("[1] FloatingPointError")), printed)
 

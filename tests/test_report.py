@@ -300,6 +300,17 @@ def test_whoever_keeps_files_to_himself_keeps_these_too(files: SweepFiles) -> No
     assert os.stat(files.page).st_mode & 0o777 == 0o600
 
 
+def test_the_page_shows_the_top_of_a_crash_however_many_threads_there_were(files: SweepFiles) -> None:
+    os.makedirs(files.job_dir(1))
+    dump = "Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n"
+    dump += '  File "/home/me/train.py", line 7 in step\n\n'
+    dump += 'Thread 0x02 (most recent call first):\n  File "/usr/lib/python3.11/queue.py", line 1 in get\n\n' * 400
+    Path(files.output(1)).write_text(dump)
+    crash = {"error_type": "JobCrashedError", "error_text": "was ended by SIGABRT", "cause": "crash"}
+    write_page(files, seen(*SWEEP[:-1], end(1, 4.0, "FAILED", attempt=2, **crash)))
+    assert "Fatal Python error: Aborted" in Path(files.page).read_text()
+
+
 def test_of_a_long_log_whole_lines_of_its_end_are_read(tmp_path: Path) -> None:
     log = tmp_path / "output.log"
     log.write_bytes(b"".join(b"line %d \xff\n" % k for k in range(10_000)))

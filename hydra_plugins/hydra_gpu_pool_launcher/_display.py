@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from . import _summary
 from ._files import SweepFiles
+from ._last_words import at_exit
 from ._live import REFRESH_S, Live, terminal
 from ._model import CANCELLED_BY_HAND, Cause, Job, Layout, Settings, Status
 from ._report import Reports
@@ -201,6 +202,7 @@ class Lines:
     brief: bool
     _by_number: dict[int, str] = field(init=False)
     _view: View = field(default_factory=View)
+    _late: set[int] = field(default_factory=set)
     _stopping: bool = False
     _interrupted: bool = False
 
@@ -241,12 +243,13 @@ class Lines:
     def _stops(self, event: dict[str, Any]) -> None:
         """One line for a job that is stopped alone, and one for all that are stopped together."""
         if event["cause"] == Cause.TIMEOUT.value or event["why"] == CANCELLED_BY_HAND:
-            job = self._by_number[event["job"]]
-            say(
-                f"{job}{':' if event['why'] == CANCELLED_BY_HAND else ''} {one_line(event['why'])}: stopping it, "
-                f"killed in {self.settings.kill_grace_s:g} s",
-                logging.WARNING,
-            )
+            late = event["cause"] == Cause.TIMEOUT.value
+            job, why = self._by_number[event["job"]], one_line(event["why"])
+            kills = f"SIGTERM is sent, SIGKILL {self.settings.kill_grace_s:g} s later to what is left of it"
+            log = f"; see {from_here(self.files.output(event['job']))}" if late else ""
+            say(f"{job}{'' if late else ':'} {why}: {kills}{log}", logging.WARNING)
+            if late:
+                self._late.add(event["job"])
         elif not self._stopping:
             self._stopping = True
             left = _count(len(self._view.running()), "job")
@@ -304,6 +307,8 @@ class Lines:
         if event["status"] == Status.COMPLETED.value:
             if not self.brief:
                 say(": ".join(filter(None, [job, _summary.text(event["value"])])))
+        elif event["cause"] == Cause.TIMEOUT.value and event["job"] in self._late:
+            pass  # the line of its stop has said so
         elif not (self.brief and self._stopping and event["status"] == Status.CANCELLED.value):
             say(f"{job}: {_error(event)}; see {from_here(self.files.output(event['job']))}", logging.ERROR)
 
@@ -326,9 +331,15 @@ class Lines:
             say("\n".join([f"{headline}:", *_summary.result_table(self._view, self.jobs, width)]))
             failed = _summary.failures(self._view, self.jobs, self.files, from_here, width)
             if failed:
-                say("\n".join(["what failed, and the last that it printed:", *failed]), logging.ERROR)
+                say("\n".join(["what failed, and where:", *failed]), logging.ERROR)
+        last_words = []
         if self.again is not None and not all(self._is(job, Status.COMPLETED) for job in self.jobs):
-            say(f"to run only what has not completed:\n  {self.again}")
+            resume = f"to run only what has not completed:\n{self.again}"
+            say(resume)
+            # Hydra goes on to raise what the first failed job did: that would be all that is on the screen.
+            told = _summary.closing(self._view, self.jobs, self.files, _summary.width())
+            last_words = [*(["\n".join([f"{headline}:", *told])] if told else []), resume]
+        at_exit(last_words, say)
 
     def _is(self, job: Job, status: Status) -> bool:
         return job.num in self._view.jobs and self._view.jobs[job.num].state == status.value

@@ -12,7 +12,7 @@ from typing import Any
 from . import _process
 from ._files import SweepFiles
 from ._outside import Standing, over, resume_command, shown
-from ._table import Line, cells, cut, error, overview, pad, rows, short
+from ._table import Line, cells, cut, error, overview, pad, rows, short, value_text
 from ._tail import one_line
 from ._view import JobView, State, View, columns
 
@@ -122,7 +122,7 @@ def _ended(view: View, jobs: Sequence[JobView], now: float, width: int) -> list[
         slots = one_line(",".join(job.tries[-1].slots)) if job.tries else ""
         took = job.tries[-1].seconds(now) if job.tries else job.seconds
         cells_ = [cut(one_line(overrides[job.job.num].get(key, "")), _WIDEST_OVERRIDE) for key in keys]
-        what = text_of(job.value) if job.state is State.COMPLETED else error(job)
+        what = value_text(job.value) if job.state is State.COMPLETED else error(job)
         table.append([str(job.job.num), slots, "" if took is None else short(took), *cells_, job.state.value, what])
     widths = [max(cells(row[i]) for row in table) for i in range(len(head) - 1)]
     while len(widths) > 5 and sum(widths) + len(_GAP) * (len(widths) + 1) + 24 > width:  # overrides that leave no room
@@ -136,17 +136,6 @@ def _ended(view: View, jobs: Sequence[JobView], now: float, width: int) -> list[
         state = jobs[i - 1].state if i else None
         lines.append(Line(cut(_GAP + _GAP.join([*parts, row[-1]]), width).rstrip(), state))
     return lines
-
-
-def text_of(value: Any) -> str:
-    """What a job returned, in one line."""
-    if value is None:
-        return ""
-    if isinstance(value, dict):
-        return _GAP.join(f"{one_line(str(key))} {text_of(each)}" for key, each in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(text_of, value))
-    return f"{value:.6g}" if isinstance(value, float) else one_line(str(value))
 
 
 # --- for a script ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ._model import JOB_ERRORS
 from ._tail import one_line
@@ -131,6 +132,17 @@ def error_of(error_type: str | None, error_text: str | None) -> str:
     """The same of an error alone. gpu_pool's own errors are whole sentences; others are known by their type."""
     text, name = one_line(error_text or "").removeprefix("was cancelled: "), one_line(error_type or "")
     return text if name in JOB_ERRORS or not name else f"{name}: {text}" if text else name
+
+
+def value_text(value: Any) -> str:
+    """What a job returned, in one line, with floats as a person reads them: the whole of them is in the journal."""
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return _GAP.join(f"{one_line(str(key))} {value_text(each)}" for key, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(value_text, value))
+    return f"{value:.6g}" if isinstance(value, float) else one_line(str(value))
 
 
 def clock(seconds: float) -> str:

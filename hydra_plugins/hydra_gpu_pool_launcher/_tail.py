@@ -9,13 +9,18 @@ import stat
 _BLOCK = 1 << 14
 """Bytes from the end of a log that are looked at for its last line; a progress bar's are some hundred each."""
 
-# The control functions of ECMA-48: CSI with its parameters; OSC, DCS and the like, up to their ends; two characters.
-_ESCAPES = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x1b\\|\x07|$)|\x1b[ -/]*[0-~]|\x9b[0-?]*[ -/]*[@-~]", re.DOTALL
+CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]"
+"""One that is no text, but for line ends and tabs: those that turn the direction of writing are among them."""
+
+ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, the cursor
+    # OSC, DCS and the like: titles, links. An end that does not come in the same line would take the text with it.
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])(?:[^\x07\x1b\x80-\x9f\r\n]*(?:\x07|\x1b\\|\x9c))?"
+    r"|\x1b[ -/]*[0-~]"
 )
-_CONTROLS = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]"
-)
+"""The control functions of ECMA-48. Where one of them is never ended, its beginning alone."""
+
+_CONTROLS = re.compile(CONTROLS)
 
 
 def plain(text: str) -> str:
@@ -25,7 +30,7 @@ def plain(text: str) -> str:
     """
     if text.isprintable():  # as most lines are
         return text
-    return _CONTROLS.sub("", _ESCAPES.sub("", text).replace("\t", "    "))
+    return _CONTROLS.sub("", ESCAPES.sub("", text).replace("\t", "    "))
 
 
 def one_line(text: str) -> str:
@@ -48,10 +53,10 @@ def last_line(path: str) -> str:
     return ""
 
 
-def last_lines(path: str, count: int) -> list[str]:
-    """The last so many lines of a log, oldest first, each as a terminal shows it."""
-    lines = [as_seen(line) for line in _end(path, count * 400 + _BLOCK).rstrip("\n").split("\n")]
-    return lines[-count:] if any(lines) else []
+def last_lines(path: str, size: int = 4 * _BLOCK) -> list[str]:
+    """The lines of the last so many bytes of a log, oldest first, each as a terminal shows it."""
+    lines = [as_seen(line) for line in _end(path, size).rstrip("\n").split("\n")]
+    return lines if any(lines) else []
 
 
 def _end(path: str, size: int) -> str:
