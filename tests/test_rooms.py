@@ -56,6 +56,11 @@ ORDER = (
     "_interpreter",
     "_family",
     "_process",
+    "_pidfd",
+    "_inotify",
+    "_signals",
+    "_descriptors",
+    "_streams",
     "_again",
     "_display",
     "_summary",
@@ -97,6 +102,10 @@ ALLOWED = {
     "_machine": {"subprocess", "os.killpg"},  # asks nvidia-smi, and ends it where a broken driver holds it
     "_interpreter": {"ctypes"},  # asks libcuda and libgomp
     "_reimport": {"multiprocessing"},  # imports an app as multiprocessing does, and starts no process with it
+    "_pidfd": {"ctypes", "os.pidfd_open"},
+    "_inotify": {"ctypes"},
+    "_descriptors": {"ctypes", "select"},
+    "_streams": {"ctypes"},  # has the C library flush its buffers
     "_family": {"os.kill", "os.killpg", "os.wait4", "os.waitid", "os.waitpid"},  # is about nothing else
 }
 """What rooms other than _process do with processes all the same, and why."""

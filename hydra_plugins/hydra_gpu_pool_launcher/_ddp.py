@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import _carry, _interpreter, _process
+from . import _carry, _descriptors, _interpreter, _process, _signals, _streams
 from ._carry import Carried, CarriedBody
 from ._failure import Failure, describe
 from ._forward import Signals
@@ -66,7 +66,7 @@ class CallInRanks:
         self,
         assignment: Assignment,
         group: Group,
-        received: _process.Received,
+        received: _signals.Received,
         of_the_app: _interpreter.OfTheApp,
         body: CarriedBody,
         carried: Carried | None,
@@ -114,7 +114,7 @@ class CallInRanks:
             yield None
             return
         with _process.files_of_any_size():
-            fd = _process.unnamed_file(_carry.packed(_carry.carried_on(self._carried, self._body, (args, kwargs))))
+            fd = _descriptors.unnamed_file(_carry.packed(_carry.carried_on(self._carried, self._body, (args, kwargs))))
         try:
             yield fd
         finally:
@@ -184,6 +184,6 @@ class _Rendezvous:
 
 def _tell(failure: Failure, then: str | None) -> None:
     """In the job's log, where otherwise only rank 0 is heard."""
-    _process.note(f"gpu_pool: {describe(failure)}" + (f"; {then}" if then else ""))
+    _streams.note(f"gpu_pool: {describe(failure)}" + (f"; {then}" if then else ""))
     if failure.elsewhere.traceback and failure.rank != 0:
-        _process.note(failure.elsewhere.traceback.rstrip())
+        _streams.note(failure.elsewhere.traceback.rstrip())

@@ -20,7 +20,7 @@ import signal
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from . import _interpreter, _job, _process, _rank, _reimport
+from . import _descriptors, _interpreter, _job, _process, _rank, _reimport, _streams
 from ._carry import ARGUMENTS, Carried, CarriedBody, Parts
 from ._guard import FreshSupervisor, be_supervisor
 from ._model import ConfigurationError, Slot
@@ -78,9 +78,9 @@ def _serve(carried: Carried, role: FreshSupervisor) -> int:
     os.write(role.imported, b"!")
     os.close(role.imported)
     if body is None or role.trial or answer["unsafe"] is not None:
-        _process.send(origin.channel, json.dumps(answer).encode() + b"\n")
+        _descriptors.send(origin.channel, json.dumps(answer).encode() + b"\n")
     else:
-        _process.flush_streams()
+        _streams.flush_streams()
         printed = os.pread(role.output, _LONGEST_OUTPUT, 0).decode(errors="replace")
         os.close(role.output)
         _interpreter.pause_openmp()

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import _family, _process
+from . import _descriptors, _family, _pidfd
 from ._torchrun import without_ranks
 
 _CUDA_ERROR_NOT_INITIALIZED = 3
@@ -305,11 +305,11 @@ def _end_resource_tracker(of_the_app: int | None) -> None:
     if pid is None or pid == of_the_app:
         return
     tracker = sys.modules["multiprocessing.resource_tracker"]._resource_tracker
-    pidfd = _process.pidfd_open(pid)
+    pidfd = _pidfd.pidfd_open(pid)
     os.close(tracker._fd)
     tracker._fd = tracker._pid = None
     _family.kill_children(spare=pid)  # they hold its pipe too, and would be ended with the rest just after
-    _process.wait_readable([pidfd], _TRACKER_S)
+    _descriptors.wait_readable([pidfd], _TRACKER_S)
     os.close(pidfd)
 
 

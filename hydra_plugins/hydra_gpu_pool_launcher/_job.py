@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from . import _ddp, _interpreter, _leader, _process
+from . import _ddp, _interpreter, _leader, _pidfd, _process, _signals, _streams
 from ._carry import Carried, CarriedBody
 from ._leader import Assignment, Origin
 from ._model import Group, Job, JobError
@@ -63,7 +63,7 @@ class _NotLoaded:
 def _run_to_the_end(
     assignment: Try,
     body: CarriedBody,
-    received: _process.Received,
+    received: _signals.Received,
     of_the_app: _interpreter.OfTheApp,
     carried: Carried | None,
 ) -> int:
@@ -77,17 +77,17 @@ def _run_to_the_end(
 
 
 @contextlib.contextmanager
-def _saving(received: _process.Received) -> Iterator[list[int]]:
+def _saving(received: _signals.Received) -> Iterator[list[int]]:
     """What was asked of this process so far, and still is, while its result is saved."""
     _process.raise_file_size_limit()  # whatever the job has set for itself
-    name = _process.name_of(os.getpid())
+    name = _pidfd.name_of(os.getpid())
     with _leader.undisturbed(received) as told:
         try:
             yield told
         finally:
             with contextlib.suppress(OSError):
-                _process.fill_standard()
-            if _process.name_of(os.getpid()) == SAVING:
+                _streams.fill_standard()
+            if _pidfd.name_of(os.getpid()) == SAVING:
                 _process.set_name(name or "python")
 
 
@@ -122,7 +122,7 @@ class _Circumstances:
 def _run(
     assignment: Try,
     body: CarriedBody,
-    received: _process.Received,
+    received: _signals.Received,
     of_the_app: _interpreter.OfTheApp,
     carried: Carried | None,
 ) -> Result:

@@ -15,8 +15,8 @@ from ._display import display
 from ._files import SweepFiles
 from ._interpreter import environ_for_jobs
 from ._model import ConfigurationError, Job, JobCancelledError, Status
+from ._pidfd import require_pidfd
 from ._pool import Request
-from ._process import require_pidfd
 from ._result import Call, PlainBody, Result
 from ._settings import checked, shown
 from ._supervisor import settle, with_remote_traceback

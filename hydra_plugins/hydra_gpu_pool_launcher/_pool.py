@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ._files import SweepFiles
+from ._files import SweepFiles, is_of_the_disk
 from ._model import (
     Abandon,
     Abandoned,
@@ -39,7 +39,7 @@ from ._model import (
     Stop,
     Submitted,
 )
-from ._process import is_of_the_disk, is_refusal
+from ._process import is_refusal
 from ._resume import Earlier
 from ._schedule import Schedule
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import _interpreter, _leader, _process
+from . import _descriptors, _interpreter, _leader, _process, _signals
+from ._descriptors import Descriptor, Unnamed
 from ._failure import Said
 from ._forward import LOOK
 from ._leader import Assignment, Origin
 from ._model import JobError
-from ._process import Descriptor, Unnamed
 from ._result import PlainBody, Result, stated
 
 Function = Callable[[], Any]
@@ -74,7 +74,7 @@ def main_of_fresh(rank: Rank, load: Callable[[], Function]) -> int:
 
 
 def _wait_for_the_others(rank: Rank) -> None:
-    _process.wait_readable([rank.gate.fd])
+    _descriptors.wait_readable([rank.gate.fd])
     os.environ.update(json.loads(rank.orders.read()))
     for fd in (rank.gate.fd, rank.orders.fd):
         os.close(fd)
@@ -84,7 +84,7 @@ _NOTHING_OF_THE_APP = _interpreter.OfTheApp([], None)
 
 
 def _run_to_the_end(
-    rank: Rank, function: Function, received: _process.Received, of_the_app: _interpreter.OfTheApp
+    rank: Rank, function: Function, received: _signals.Received, of_the_app: _interpreter.OfTheApp
 ) -> int:
     process = os.getpid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -100,7 +100,7 @@ def _run_to_the_end(
     return _end(rank, result, at, received, of_the_app)
 
 
-def _end(rank: Rank, result: Result, at: float, received: _process.Received, of_the_app: _interpreter.OfTheApp) -> int:
+def _end(rank: Rank, result: Result, at: float, received: _signals.Received, of_the_app: _interpreter.OfTheApp) -> int:
     _process.raise_file_size_limit()  # whatever the function has set for itself
     with _leader.undisturbed(received) as told:
         told_before = tuple(told)

@@ -23,10 +23,9 @@ from typing import Any, Protocol
 
 from hydra.core.utils import JobReturn
 
-from ._files import SweepFiles
+from ._files import SweepFiles, is_of_the_disk
 from ._interpreter import NO_TERMINAL, loaded_torch
 from ._model import JOB_ERRORS, Job, JobCancelledError, JobError, Report, Status
-from ._process import is_of_the_disk
 from ._returns import digest, save_return
 
 _LONGEST_VALUE = 10_000

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import _interpreter, _link, _process, _returns, _start
+from . import _interpreter, _link, _process, _returns, _start, _streams
 from ._display import Display, say
 from ._files import SweepFiles
 from ._journal import JournalReader
@@ -232,7 +232,7 @@ def _die_of(signum: int) -> NoReturn:
     if signum == signal.SIGINT:
         raise KeyboardInterrupt
     logging.shutdown()
-    _process.flush_streams()
+    _streams.flush_streams()
     if os.getpid() != 1:  # the kernel does not let a default action end PID 1
         _process.signal_self(signum)
     raise SystemExit(128 + signum)

@@ -25,8 +25,8 @@ from ._files import SweepFiles
 from ._interpreter import environ_for_jobs, wandb_run
 from ._machine import bound_to_one_core, cores
 from ._model import ConfigurationError, Job, JobCancelledError, JobError, Layout, Policy, Settings
+from ._pidfd import require_pidfd
 from ._pool import Request
-from ._process import require_pidfd
 from ._result import Call, Result, safe_text
 from ._settings import checked
 from ._supervisor import Supervisor, settle, with_remote_traceback

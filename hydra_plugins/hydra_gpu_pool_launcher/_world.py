@@ -15,7 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import _files, _interpreter, _job, _journal, _leader, _process, _returns
+from . import (
+    _descriptors,
+    _files,
+    _interpreter,
+    _job,
+    _journal,
+    _leader,
+    _pidfd,
+    _returns,
+    _signals,
+    _streams,
+)
 from ._carry import CarriedBody
 from ._family import Family, children
 from ._files import SweepFiles
@@ -81,7 +92,7 @@ class SystemWorld:
         origin: Origin,
         wakeup: tuple[int, int],
         guard_pidfd: int,
-        handlers_of_the_app: Mapping[int, _process.Action],
+        handlers_of_the_app: Mapping[int, _signals.Action],
         mask_of_the_app: frozenset[int],
         spawn: int | None,
         imported: str | None,
@@ -161,9 +172,9 @@ class SystemWorld:
             "launch",
             main=self._origin.main,
             supervisor=os.getpid(),
-            started=_process.start_time(os.getpid()),
+            started=_pidfd.start_time(os.getpid()),
             host=os.uname().nodename,
-            boot=_process.boot_id(),
+            boot=_pidfd.boot_id(),
             command=request.command,
             cwd=request.cwd,
             slots=[layout.label(slot) for slot in layout.slots],
@@ -189,7 +200,7 @@ class SystemWorld:
             raise _files.cannot_be_written(files, error) from error
         self._close_files()
         self._lock, self._journal = lock, journal
-        _process.redirect(log, 1, 2)
+        _streams.redirect(log, 1, 2)
         if self._imported:
             with contextlib.suppress(OSError):
                 os.write(2, self._imported.encode(errors="replace"))
@@ -215,7 +226,7 @@ class SystemWorld:
     def _to_main(self, line: bytes) -> None:
         """Where the buffer is full, main has enough to wake up for; where it is closed, nobody is there to."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-            _process.send(self._origin.channel, line)
+            _descriptors.send(self._origin.channel, line)
 
     def record(self, event: str, **facts: Any) -> None:
         assert self._journal is not None
@@ -314,7 +325,7 @@ class SystemWorld:
 
     def saving(self, num: int) -> bool:
         pid = self._family.leader(num)
-        return pid is not None and _process.name_of(pid) == _job.SAVING
+        return pid is not None and _pidfd.name_of(pid) == _job.SAVING
 
     def kill(self, num: int) -> None:
         self._family.kill(num)
