@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Protocol
 from hydra.core.config_store import ConfigStore
 
 from . import _descriptors, _process, _reimport
-from ._model import ConfigurationError
+from ._errors import ConfigurationError
 from ._reimport import Preparation
 from ._result import Body, described
 

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ._model import ConfigurationError
+from ._errors import ConfigurationError
 
 
 @dataclass(frozen=True)

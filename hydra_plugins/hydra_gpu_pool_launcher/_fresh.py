@@ -22,8 +22,9 @@ from typing import Any, BinaryIO
 
 from . import _descriptors, _interpreter, _job, _process, _rank, _reimport, _streams
 from ._carry import ARGUMENTS, Carried, CarriedBody, Parts
+from ._errors import ConfigurationError
 from ._guard import FreshSupervisor, be_supervisor
-from ._model import ConfigurationError, Slot
+from ._model import Slot
 from ._rank import Function, Rank
 from ._world import App
 

@@ -15,11 +15,12 @@ from typing import Protocol
 
 from . import _descriptors, _files, _interpreter, _leader, _nodes, _process, _rank, _signals, _streams
 from ._descriptors import Descriptor, Unnamed
+from ._errors import JobCancelledError, JobCrashedError
 from ._failure import SEEN_LATE_S, End, Failure, Said, describe, first_failure
 from ._family import Family, children
 from ._forward import LOOK, GoneError, Signals, ToldError
 from ._leader import Assignment, Origin
-from ._model import Exit, Group, JobCancelledError, JobCrashedError
+from ._model import Exit, Group
 from ._nodes import UNSAID, NodeError, Nodes, Verdict
 from ._rank import Function, Rank
 from ._result import Elsewhere

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, ListConfig
 from omegaconf.basecontainer import BaseContainer
 
 from . import _carry
-from ._model import ConfigurationError
+from ._errors import ConfigurationError
 from ._result import described
 
 try:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from . import _ddp, _interpreter, _leader, _pidfd, _process, _signals, _streams
 from ._carry import Carried, CarriedBody
+from ._errors import JobError
 from ._leader import Assignment, Origin
-from ._model import Group, Job, JobError
+from ._model import Group, Job
 from ._result import Body, Result, described, save
 
 UNSAVED = signal.SIGUSR1

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from . import _carry, _interpreter, _process, _signals, _streams
+from ._errors import ConfigurationError, JobCrashedError, JobError
 from ._files import SweepFiles
-from ._model import ConfigurationError, Job, JobCrashedError, JobError
+from ._model import Job
 from ._result import described
 from ._tail import one_line
 

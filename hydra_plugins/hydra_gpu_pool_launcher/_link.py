@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import _descriptors, _interpreter, _pidfd, _process, _streams
+from ._errors import ConfigurationError, GpuPoolError
 from ._guard import Fresh, be_guard
-from ._model import ConfigurationError, GpuPoolError
 from ._world import App, Origin
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from . import _reimport, _torchrun
 from ._display import display
+from ._errors import ConfigurationError, JobCancelledError
 from ._files import SweepFiles
 from ._interpreter import environ_for_jobs
-from ._model import ConfigurationError, Job, JobCancelledError, Status
+from ._model import Job, Status
 from ._pidfd import require_pidfd
 from ._pool import Request
 from ._result import Call, PlainBody, Result

@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import _descriptors, _pidfd, _returns, _verdict
+from ._errors import GpuPoolError
 from ._files import SweepFiles
 from ._journal import JournalReader
-from ._model import GpuPoolError, Outcome
+from ._model import Outcome
 from ._tail import one_line
 from ._view import JobView, Launch, View
 

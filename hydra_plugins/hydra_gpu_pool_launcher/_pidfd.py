@@ -8,7 +8,7 @@ import signal
 import sys
 
 from ._descriptors import wait_readable
-from ._model import ConfigurationError
+from ._errors import ConfigurationError
 
 _SYS_PIDFD_SEND_SIGNAL = 424
 _SYS_PIDFD_OPEN = 434

@@ -12,25 +12,20 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ._files import SweepFiles, is_of_the_disk
-from ._model import (
+from ._errors import ConfigurationError
+from ._events import (
     Abandon,
     Abandoned,
     Cancel,
-    Cause,
     Command,
-    ConfigurationError,
     End,
     Ending,
     Event,
-    Exit,
     Gone,
     Held,
     Interrupt,
-    Job,
     Kill,
     Released,
-    Report,
     Retry,
     Returned,
     Saving,
@@ -39,6 +34,8 @@ from ._model import (
     Stop,
     Submitted,
 )
+from ._files import SweepFiles, is_of_the_disk
+from ._model import Cause, Exit, Job, Report
 from ._process import is_refusal
 from ._resume import Earlier
 from ._schedule import Schedule

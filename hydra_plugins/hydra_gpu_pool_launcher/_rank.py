@@ -15,10 +15,10 @@ from typing import Any
 
 from . import _descriptors, _interpreter, _leader, _process, _signals
 from ._descriptors import Descriptor, Unnamed
+from ._errors import JobError
 from ._failure import Said
 from ._forward import LOOK
 from ._leader import Assignment, Origin
-from ._model import JobError
 from ._result import PlainBody, Result, stated
 
 Function = Callable[[], Any]

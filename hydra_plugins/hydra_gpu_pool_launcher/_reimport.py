@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from ._model import ConfigurationError
+from ._errors import ConfigurationError
 from ._result import described
 
 _LONGEST_TRACEBACK = 20_000

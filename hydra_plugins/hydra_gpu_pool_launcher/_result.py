@@ -23,9 +23,10 @@ from typing import Any, Protocol
 
 from hydra.core.utils import JobReturn
 
+from ._errors import JOB_ERRORS, JobCancelledError, JobError
 from ._files import SweepFiles, is_of_the_disk
 from ._interpreter import NO_TERMINAL, loaded_torch
-from ._model import JOB_ERRORS, Job, JobCancelledError, JobError, Report, Status
+from ._model import Job, Report, Status
 from ._returns import digest, save_return
 
 _LONGEST_VALUE = 10_000

@@ -18,37 +18,29 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, MutableSequence
 from dataclasses import dataclass, field
 
-from ._model import (
+from ._errors import GpuPoolError
+from ._events import (
     Abandon,
     Abandoned,
     Cancel,
-    Cause,
     Command,
     End,
     Ending,
     Event,
-    Exit,
     Gone,
-    GpuPoolError,
     Held,
     Interrupt,
-    Job,
     Kill,
-    Layout,
-    Outcome,
-    Policy,
     Released,
-    Report,
     Retry,
     Returned,
     Saving,
-    Slot,
     Start,
     StartRefused,
-    Status,
     Stop,
     Submitted,
 )
+from ._model import Cause, Exit, Job, Layout, Outcome, Policy, Report, Slot, Status
 from ._verdict import LOST_AFTER_S, Stopped, cancelled, judge, lost, told
 
 

@@ -14,20 +14,11 @@ from typing import Any, NoReturn
 
 from . import _interpreter, _link, _process, _returns, _start, _streams
 from ._display import Display, say
+from ._errors import JOB_ERRORS, ConfigurationError, JobError, JobLostError, RemoteTraceback
 from ._files import SweepFiles
 from ._journal import JournalReader
 from ._link import Link, SupervisorGoneError
-from ._model import (
-    JOB_ERRORS,
-    Cause,
-    ConfigurationError,
-    Exit,
-    Job,
-    JobError,
-    JobLostError,
-    RemoteTraceback,
-    Status,
-)
+from ._model import Cause, Exit, Job, Status
 from ._pool import Request
 from ._returns import DamagedReturnError
 from ._start import StartMethod

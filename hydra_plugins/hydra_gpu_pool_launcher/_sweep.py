@@ -21,10 +21,11 @@ from . import _ddp, _devices, _hydra_state, _reimport, _torchrun
 from ._again import command_to_resume
 from ._carry import CarriedBody
 from ._display import display, from_here, say
+from ._errors import ConfigurationError, JobCancelledError, JobError
 from ._files import SweepFiles
 from ._interpreter import environ_for_jobs, wandb_run
 from ._machine import bound_to_one_core, cores
-from ._model import ConfigurationError, Job, JobCancelledError, JobError, Layout, Policy, Settings
+from ._model import Job, Layout, Policy, Settings
 from ._pidfd import require_pidfd
 from ._pool import Request
 from ._result import Call, Result, safe_text

@@ -28,24 +28,13 @@ from . import (
     _streams,
 )
 from ._carry import CarriedBody
+from ._errors import ConfigurationError
+from ._events import CANCELLED_BY_HAND, Cancel, Ending, Start, Stop
 from ._family import Family, children
 from ._files import SweepFiles
 from ._journal import Journal
 from ._leader import Origin as OriginOfJob
-from ._model import (
-    CANCELLED_BY_HAND,
-    Cancel,
-    ConfigurationError,
-    Ending,
-    Group,
-    Job,
-    Layout,
-    Policy,
-    Report,
-    Slot,
-    Start,
-    Stop,
-)
+from ._model import Group, Job, Layout, Policy, Report, Slot
 from ._pool import Close, Died, Request
 from ._resume import Earlier, take_up, tally
 
