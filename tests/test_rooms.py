@@ -53,6 +53,8 @@ ORDER = (
     "_carry",
     "_reimport",
     "_result",
+    "_body",
+    "_exceptions",
     "_interpreter",
     "_family",
     "_process",

@@ -18,9 +18,10 @@ from typing import Any, NoReturn, Protocol
 from hydra.core.config_store import ConfigStore
 
 from . import _descriptors, _process, _reimport
+from ._body import Body
 from ._errors import ConfigurationError
+from ._exceptions import described
 from ._reimport import Preparation
-from ._result import Body, described
 
 _FRESH = "hydra_plugins.hydra_gpu_pool_launcher._fresh"
 

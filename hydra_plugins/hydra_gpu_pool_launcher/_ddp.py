@@ -25,13 +25,13 @@ from typing import Any
 from . import _carry, _descriptors, _interpreter, _process, _signals, _streams
 from ._carry import Carried, CarriedBody
 from ._errors import ConfigurationError, JobError, RemoteTraceback
+from ._exceptions import described
 from ._failure import Failure, describe
 from ._forward import Signals
 from ._group import Launch, Meeting, Ranks
 from ._leader import Assignment
 from ._model import Group, Job
 from ._nodes import NodeError, Nodes
-from ._result import described
 from ._stores import Stores
 
 _OLDEST_TORCH = (2, 5)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from . import _descriptors, _files, _interpreter, _leader, _nodes, _process, _rank, _signals, _streams
+from ._body import Elsewhere
 from ._descriptors import Descriptor, Unnamed
 from ._errors import JobCancelledError, JobCrashedError
 from ._failure import SEEN_LATE_S, End, Failure, Said, describe, first_failure
@@ -23,7 +24,6 @@ from ._leader import Assignment, Origin
 from ._model import Exit, Group
 from ._nodes import UNSAID, NodeError, Nodes, Verdict
 from ._rank import Function, Rank
-from ._result import Elsewhere
 from ._torchrun import master_environ, rank_environ
 from ._verdict import BY_HAND, LOST_AFTER_S, signal_name
 

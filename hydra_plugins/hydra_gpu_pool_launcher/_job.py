@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from . import _ddp, _interpreter, _leader, _pidfd, _process, _signals, _streams
+from ._body import Body, Result
 from ._carry import Carried, CarriedBody
 from ._errors import JobError
+from ._exceptions import described
 from ._leader import Assignment, Origin
 from ._model import Group, Job
-from ._result import Body, Result, described, save
+from ._result import save
 
 UNSAVED = signal.SIGUSR1
 """To the supervisor, from a job that cannot save its result and waits."""

@@ -19,9 +19,9 @@ from typing import Any, NoReturn, TypeVar
 
 from . import _carry, _interpreter, _process, _signals, _streams
 from ._errors import ConfigurationError, JobCrashedError, JobError
+from ._exceptions import described
 from ._files import SweepFiles
 from ._model import Job
-from ._result import described
 from ._tail import one_line
 
 T = TypeVar("T")

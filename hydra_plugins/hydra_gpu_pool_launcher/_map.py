@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _reimport, _torchrun
+from ._body import Call, PlainBody, Result
 from ._display import display
 from ._errors import ConfigurationError, JobCancelledError
 from ._files import SweepFiles
@@ -18,7 +19,6 @@ from ._interpreter import environ_for_jobs
 from ._model import Job, Status
 from ._pidfd import require_pidfd
 from ._pool import Request
-from ._result import Call, PlainBody, Result
 from ._settings import checked, shown
 from ._supervisor import settle, with_remote_traceback
 from ._sweep import choose_slots, start_supervisor, working_directory

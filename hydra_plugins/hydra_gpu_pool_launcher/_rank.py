@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _descriptors, _interpreter, _leader, _process, _signals
+from ._body import PlainBody, Result
 from ._descriptors import Descriptor, Unnamed
 from ._errors import JobError
 from ._failure import Said
 from ._forward import LOOK
 from ._leader import Assignment, Origin
-from ._result import PlainBody, Result, stated
+from ._result import stated
 
 Function = Callable[[], Any]
 """The user's function, with its arguments."""

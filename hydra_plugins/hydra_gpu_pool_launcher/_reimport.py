@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from ._errors import ConfigurationError
-from ._result import described
+from ._exceptions import described
 
 _LONGEST_TRACEBACK = 20_000
 """Characters; it has to fit into the channel's buffer."""

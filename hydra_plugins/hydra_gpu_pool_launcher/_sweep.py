@@ -19,16 +19,17 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from . import _ddp, _devices, _hydra_state, _reimport, _torchrun
 from ._again import command_to_resume
+from ._body import Call, Result
 from ._carry import CarriedBody
 from ._display import display, from_here, say
 from ._errors import ConfigurationError, JobCancelledError, JobError
+from ._exceptions import safe_text
 from ._files import SweepFiles
 from ._interpreter import environ_for_jobs, wandb_run
 from ._machine import bound_to_one_core, cores
 from ._model import Job, Layout, Policy, Settings
 from ._pidfd import require_pidfd
 from ._pool import Request
-from ._result import Call, Result, safe_text
 from ._settings import checked
 from ._supervisor import Supervisor, settle, with_remote_traceback
 from ._verdict import told
