@@ -55,6 +55,7 @@ ORDER = (
     "_result",
     "_body",
     "_exceptions",
+    "_exit_hooks",
     "_interpreter",
     "_family",
     "_process",

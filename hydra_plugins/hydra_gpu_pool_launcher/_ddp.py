@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import _carry, _descriptors, _interpreter, _process, _signals, _streams
+from . import _carry, _descriptors, _exit_hooks, _interpreter, _process, _signals, _streams
 from ._carry import Carried, CarriedBody
 from ._errors import ConfigurationError, JobError, RemoteTraceback
 from ._exceptions import described
@@ -68,7 +68,7 @@ class CallInRanks:
         assignment: Assignment,
         group: Group,
         received: _signals.Received,
-        of_the_app: _interpreter.OfTheApp,
+        of_the_app: _exit_hooks.OfTheApp,
         body: CarriedBody,
         carried: Carried | None,
     ) -> None:

@@ -20,7 +20,7 @@ import signal
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from . import _descriptors, _interpreter, _job, _process, _rank, _reimport, _streams
+from . import _descriptors, _exit_hooks, _interpreter, _job, _process, _rank, _reimport, _streams
 from ._carry import ARGUMENTS, Carried, CarriedBody, Parts
 from ._errors import ConfigurationError
 from ._guard import FreshSupervisor, be_supervisor
@@ -88,7 +88,7 @@ def _serve(carried: Carried, role: FreshSupervisor) -> int:
         _interpreter.freeze_garbage()
         origin = replace(origin, random_state=random.getstate())
         be_supervisor(replace(app, body=body), origin, role.guard_pidfd, role.mask, imported=printed)
-    _interpreter.run_exit_hooks_of_import(_EXIT_HOOKS_S)
+    _exit_hooks.run_exit_hooks_of_import(_EXIT_HOOKS_S)
     return 0
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from . import _descriptors, _files, _interpreter, _leader, _nodes, _process, _rank, _signals, _streams
+from . import _descriptors, _exit_hooks, _files, _interpreter, _leader, _nodes, _process, _rank, _signals, _streams
 from ._body import Elsewhere
 from ._descriptors import Descriptor, Unnamed
 from ._errors import JobCancelledError, JobCrashedError
@@ -43,7 +43,7 @@ class Launch:
     carried: int | None
     signals: Signals
     close: Callable[[], set[int]]
-    of_the_app: _interpreter.OfTheApp
+    of_the_app: _exit_hooks.OfTheApp
 
 
 @dataclass(frozen=True)

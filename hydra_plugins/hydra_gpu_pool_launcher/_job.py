@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from . import _ddp, _interpreter, _leader, _pidfd, _process, _signals, _streams
+from . import _ddp, _exit_hooks, _leader, _pidfd, _process, _signals, _streams
 from ._body import Body, Result
 from ._carry import Carried, CarriedBody
 from ._errors import JobError
@@ -48,7 +48,7 @@ def main_of_fresh(assignment: Try, carried: Carried, load: Callable[[], CarriedB
     if isinstance(body, JobError):
         body = _NotLoaded(carried.body_class, body)  # type: ignore[assignment] # its methods are the class's static ones
     assert not isinstance(body, JobError)
-    return _run_to_the_end(assignment, body, received, _interpreter.OfTheApp([], None), carried)
+    return _run_to_the_end(assignment, body, received, _exit_hooks.OfTheApp([], None), carried)
 
 
 class _NotLoaded:
@@ -67,7 +67,7 @@ def _run_to_the_end(
     assignment: Try,
     body: CarriedBody,
     received: _signals.Received,
-    of_the_app: _interpreter.OfTheApp,
+    of_the_app: _exit_hooks.OfTheApp,
     carried: Carried | None,
 ) -> int:
     job_process = os.getpid()
@@ -126,7 +126,7 @@ def _run(
     assignment: Try,
     body: CarriedBody,
     received: _signals.Received,
-    of_the_app: _interpreter.OfTheApp,
+    of_the_app: _exit_hooks.OfTheApp,
     carried: Carried | None,
 ) -> Result:
     job = assignment.job

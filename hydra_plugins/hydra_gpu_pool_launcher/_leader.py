@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from . import _carry, _interpreter, _process, _signals, _streams
+from . import _carry, _exit_hooks, _interpreter, _process, _signals, _streams
 from ._errors import ConfigurationError, JobCrashedError, JobError
 from ._exceptions import described
 from ._files import SweepFiles
@@ -71,14 +71,14 @@ class Origin:
     handlers: Mapping[int, _signals.Action]
 
 
-def enter(assignment: Assignment, origin: Origin) -> tuple[_signals.Received, _interpreter.OfTheApp]:
+def enter(assignment: Assignment, origin: Origin) -> tuple[_signals.Received, _exit_hooks.OfTheApp]:
     """Make this fork such a process: the signals that it gets from here on, and what is not its own to end."""
     received = _signals.Received()
     _lead(origin, origin.handlers)
     _use_log(origin)
     _set_title(assignment)  # before the environment is changed: the library finds the command's place in memory by it
     _see(assignment)
-    return received, _interpreter.forget_exit_hooks()
+    return received, _exit_hooks.forget_exit_hooks()
 
 
 def become_fresh(assignment: Assignment, origin: Origin, carried: int, keep: Iterable[int] = ()) -> NoReturn:
@@ -166,14 +166,14 @@ def undisturbed(received: _signals.Received) -> Iterator[list[int]]:
             signal.signal(signum, signal.SIG_DFL if action is None else action)
 
 
-def end(error: Exception | None, of_the_app: _interpreter.OfTheApp, *, printed: bool = False) -> int:
+def end(error: Exception | None, of_the_app: _exit_hooks.OfTheApp, *, printed: bool = False) -> int:
     """What an interpreter does when it ends, with this error or without; the exit code of the process.
 
     ``printed``: the error stands in the log already.
     """
     if error is not None and not (printed and sys.excepthook is sys.__excepthook__):
         _call_excepthook(error)
-    _interpreter.run_exit_hooks(of_the_app)
+    _exit_hooks.run_exit_hooks(of_the_app)
     _streams.flush_streams()
     return 0 if error is None else 1
 
