@@ -33,7 +33,7 @@ from hydra_plugins.hydra_gpu_pool_launcher._returns import (
     save_return,
     set_aside_logs,
 )
-from hydra_plugins.hydra_gpu_pool_launcher._supervisor import settle
+from hydra_plugins.hydra_gpu_pool_launcher._settled import settle
 
 # --- what is done: files laid out by hand ---
 

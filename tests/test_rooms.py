@@ -33,6 +33,7 @@ ORDER = (
     "_devices",
     "_machine",
     "_supervisor",
+    "_settled",
     "_start",
     "_link",
     "_fresh",

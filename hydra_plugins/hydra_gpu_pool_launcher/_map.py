@@ -20,7 +20,7 @@ from ._model import Job, Status
 from ._pidfd import require_pidfd
 from ._pool import Request
 from ._settings import checked, shown
-from ._supervisor import settle, with_remote_traceback
+from ._settled import settle, with_remote_traceback
 from ._sweep import choose_slots, start_supervisor, working_directory
 
 _temporary: list[tempfile.TemporaryDirectory[str]] = []  # kept for the outcomes' logs, which outlive their pool

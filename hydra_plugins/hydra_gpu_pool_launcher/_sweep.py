@@ -31,7 +31,8 @@ from ._model import Job, Layout, Policy, Settings
 from ._pidfd import require_pidfd
 from ._pool import Request
 from ._settings import checked
-from ._supervisor import Supervisor, settle, with_remote_traceback
+from ._settled import settle, with_remote_traceback
+from ._supervisor import Supervisor
 from ._verdict import told
 from ._view import View
 from ._world import App
