@@ -29,6 +29,7 @@ ORDER = (
     "_outside",
     "_map",
     "_sweep",
+    "_hydra_body",
     "_hydra_state",
     "_devices",
     "_machine",
