@@ -41,6 +41,8 @@ ORDER = (
     "_guard",
     "_world",
     "_pool",
+    "_system",
+    "_requests",
     "_schedule",
     "_job",
     "_ddp",

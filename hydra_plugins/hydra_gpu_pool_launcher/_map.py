@@ -18,7 +18,7 @@ from ._files import SweepFiles
 from ._interpreter import environ_for_jobs
 from ._model import Job, Status
 from ._pidfd import require_pidfd
-from ._pool import Request
+from ._requests import Request
 from ._settings import checked, shown
 from ._settled import settle, with_remote_traceback
 from ._sweep import choose_slots, start_supervisor, working_directory

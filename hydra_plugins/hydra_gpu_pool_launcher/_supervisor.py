@@ -18,9 +18,9 @@ from ._files import SweepFiles
 from ._journal import JournalReader
 from ._link import Link, SupervisorGoneError
 from ._model import Cause, Status
-from ._pool import Request
+from ._requests import Request, request_to_json
 from ._start import StartMethod
-from ._world import App, request_to_json
+from ._world import App
 
 _STOPPED_BY = {
     signal.SIGINT: "Ctrl-C (SIGINT to the main process)",

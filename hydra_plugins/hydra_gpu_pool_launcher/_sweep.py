@@ -26,7 +26,7 @@ from ._interpreter import environ_for_jobs, wandb_run
 from ._machine import bound_to_one_core, cores
 from ._model import Job, Layout, Policy, Settings
 from ._pidfd import require_pidfd
-from ._pool import Request
+from ._requests import Request
 from ._settings import checked
 from ._settled import settle, with_remote_traceback
 from ._supervisor import Supervisor

@@ -34,9 +34,10 @@ from ._family import Family, children
 from ._files import SweepFiles
 from ._journal import Journal
 from ._leader import Origin as OriginOfJob
-from ._model import Group, Job, Layout, Policy, Report, Slot
-from ._pool import Close, Died, Request
+from ._model import Group, Layout, Policy, Report, Slot
+from ._requests import Close, Request, from_line
 from ._resume import Earlier, take_up, tally
+from ._system import Died
 
 CANCEL = signal.SIGUSR2
 """To the supervisor, from whoever has asked for the end of a job, see ``_files.ask_to_cancel``."""
@@ -142,7 +143,7 @@ class SystemWorld:
             self._over.add(self._origin.channel)
             return [Stop("the main process is gone, or has become another program", signal.SIGTERM), Close()]
         *lines, self._unread = (self._unread + got).split(b"\n")
-        return [event for line in lines for event in _from_line(line)]
+        return [event for line in lines for event in from_line(line)]
 
     def open(self, request: Request) -> Earlier | None:
         aside: list[str] = []
@@ -332,40 +333,3 @@ class SystemWorld:
             _returns.set_aside_late(self._request.files, num)
         except OSError:  # its outcome stays there, and the journal, which knows better, is asked first
             traceback.print_exc()
-
-
-def _from_line(line: bytes) -> list[Request | Close | Stop]:
-    try:
-        message = json.loads(line)
-    except ValueError:  # main was torn out of a line, by a signal handler of the app that raised
-        return [Stop("the main process cannot be understood", signal.SIGTERM), Close()]
-    if "request" in message:
-        return [_request_from_json(message["request"])]
-    if "close" in message:
-        return [Stop("the launcher was closed", signal.SIGTERM), Close()]
-    return [Stop(message["why"], message["stop"])]
-
-
-def request_to_json(request: Request) -> dict[str, Any]:
-    """The request as one JSON object, for the supervisor at the other end of the channel."""
-    return {
-        "jobs": [[job.num, *job.overrides] for job in request.jobs],
-        "sweep_dir": request.files.sweep_dir,
-        "environ": dict(request.environ),
-        "cwd": request.cwd,
-        "command": request.command,
-        "fresh": request.fresh,
-        "resume": request.resume,
-    }
-
-
-def _request_from_json(message: dict[str, Any]) -> Request:
-    return Request(
-        jobs=tuple(Job(num, tuple(overrides)) for num, *overrides in message["jobs"]),
-        files=SweepFiles(message["sweep_dir"]),
-        environ=message["environ"],
-        cwd=message["cwd"],
-        command=tuple(message["command"]),
-        fresh=message["fresh"],
-        resume=message["resume"],
-    )
