@@ -774,7 +774,7 @@ APP = """
 import json, os, signal, sys
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra_plugins.hydra_gpu_pool_launcher import _journal, _result, _returns, _world
+from hydra_plugins.hydra_gpu_pool_launcher import _journal, _records, _result, _returns
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 MAIN, KILL, STOP = os.getpid(), os.environ.get("KILL"), os.environ.get("STOP")
@@ -810,7 +810,7 @@ kill_at(_result, "save_return", lambda files, num, *_: f"saved {num}", after=Tru
 kill_at(_journal.Journal, "append", lambda self, event, **facts: f"line {event} {facts.get('job', '')}".strip())
 kill_at(os, "rename", lambda path, _: "move " + "/".join(path.split("/")[-2:]))
 if KILL == "supervisor":
-    _world.take_up = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    _records.take_up = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 class Stopped(Exception):
     pass
