@@ -50,6 +50,7 @@ ORDER = (
     "_ddp",
     "_stores",
     "_group",
+    "_launch",
     "_rank",
     "_forward",
     "_leader",

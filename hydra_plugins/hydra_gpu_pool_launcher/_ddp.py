@@ -28,7 +28,8 @@ from ._errors import ConfigurationError, JobError, RemoteTraceback
 from ._exceptions import described
 from ._failure import Failure, describe
 from ._forward import Signals
-from ._group import Launch, Meeting, Ranks
+from ._group import Meeting, Ranks
+from ._launch import Launch
 from ._leader import Assignment
 from ._model import Group, Job
 from ._nodes import NodeError, Nodes
