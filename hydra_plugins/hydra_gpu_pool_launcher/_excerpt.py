@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ._model import JobCrashedError
+from ._errors import JobCrashedError
 from ._view import JobView
 
 _TRACEBACK = "Traceback (most recent call last):"

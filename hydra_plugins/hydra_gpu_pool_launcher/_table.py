@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ._model import JOB_ERRORS
+from ._errors import JOB_ERRORS
 from ._tail import one_line
 from ._view import JobView, State, View, columns
 
