@@ -124,8 +124,8 @@ def test_a_failure_is_told_above_the_table_and_is_red_in_it(start_app: StartApp,
     (third,) = running(app, 1)
     tty.until_drawn(lambda: tty.has("1 failed") and tty.has("2/10"))
     (at,) = header(tty)
-    above = "".join(tty.lines[:at])  # a long line goes on in the next
-    assert "job 1 (x=1) FAILED: ValueError: no such file; see sweep/.gpu_pool/jobs/1/output.log" in above
+    above = "\n".join(tty.lines[:at])
+    assert "job 1 (x=1) FAILED: ValueError: no such file\n  see sweep/.gpu_pool/jobs/1/output.log" in above
     assert "started" not in above
     assert tty.lines[at + 3].endswith("FAILED: ValueError: no such file")
     assert tty.colour("1  cpu.1") == "red"
@@ -323,8 +323,8 @@ def test_hydras_log_lines_go_above_it_too(start_app: StartApp, tty: Terminal) ->
     (third,) = running(app, 1)
     tty.until_drawn(lambda: tty.has("1 failed") and tty.has("epoch 1"))
     (at,) = header(tty)
-    above = "".join(line.ljust(80) for line in tty.lines[:at])
-    assert "[HYDRA] job 1 (+x=2) FAILED: ValueError: boo; see sweep/.gpu_pool/jobs/1/output.log" in above
+    above = "\n".join(tty.lines[:at])
+    assert "[HYDRA] job 1 (+x=2) FAILED: ValueError: boo\n  see sweep/.gpu_pool/jobs/1/output.log" in above
     go_on(first, third)
     assert ended(app, tty) == 1
     assert not header(tty)

@@ -31,14 +31,34 @@ def say(text: str, level: int = logging.INFO) -> None:
     """One line for a person: through logging, where Hydra or the app has set it up, so that it says how lines look.
 
     Where nobody has, as in plain Python, logging would swallow it: then on stderr. Whatever an app has put into the
-    text, no control character is left in it.
+    text, no control character is left in it. A stream or a handler that cannot take it loses the line, and no more;
+    the first fault of a kind is told by its traceback, where stderr takes that.
     """
     text = plain(text).encode(errors="replace").decode()
-    if _log.hasHandlers():
-        _log.log(level, "%s", text)
-    else:
-        with contextlib.suppress(OSError, ValueError):  # stderr was closed
+    try:
+        if _log.hasHandlers():
+            _log.log(level, "%s", text)
+        else:
             print(text, file=sys.stderr)
+    except (Exception, SystemExit) as error:
+        _tell_of_fault(error)
+
+
+_told: set[type[BaseException]] = set()
+"""Kinds of faults whose traceback somebody has seen."""
+
+
+def _tell_of_fault(error: BaseException) -> None:
+    """Of the display: it is no reason to end a sweep. What a signal handler has raised is none, and raised again.
+
+    SystemExit is among the faults: rich's handler raises it when its pipe is closed.
+    """
+    if _of_a_signal_handler(error):
+        raise error
+    if type(error) not in _told:
+        _told.add(type(error))
+        with contextlib.suppress(Exception, SystemExit):  # what is broken may be stderr itself
+            traceback.print_exception(error)
 
 
 class Display(Protocol):
@@ -129,14 +149,11 @@ class Guarded:
     def _try(self, step: Callable[[], float | None]) -> float | None:
         try:
             return step()
-        except (Exception, SystemExit) as error:  # SystemExit: rich's handler, when its pipe is closed
-            if _of_a_signal_handler(error):
-                raise
+        except (Exception, SystemExit) as error:
+            _tell_of_fault(error)
             broken, self.display = self.display, Shown(None, None, None)
             with contextlib.suppress(Exception, SystemExit):
                 broken.close()
-            with contextlib.suppress(Exception):  # what has broken the display may be stderr itself
-                traceback.print_exc()
             return None
 
 
@@ -201,7 +218,7 @@ class Lines:
     brief: bool
     _by_number: dict[int, str] = field(init=False)
     _view: View = field(default_factory=View)
-    _stopping: bool = False
+    _stopping: str | None = None  # why all jobs are stopped
     _interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -235,7 +252,7 @@ class Lines:
         elif event["event"] == "retry":
             job, num = self._by_number[event["job"]], event["attempt"]
             say(f"{job} FAILED, try {num}, and has another: {_error(event)}", logging.WARNING)
-        elif event["event"] == "end" and event["attempt"]:
+        elif event["event"] == "end" and (event["attempt"] or _is_by_hand(event["error_text"])):
             self._ended(event)
 
     def _stops(self, event: dict[str, Any]) -> None:
@@ -247,8 +264,8 @@ class Lines:
                 f"killed in {self.settings.kill_grace_s:g} s",
                 logging.WARNING,
             )
-        elif not self._stopping:
-            self._stopping = True
+        elif self._stopping is None:
+            self._stopping = event["why"]
             left = _count(len(self._view.running()), "job")
             grace = f"{self.settings.kill_grace_s:g} s"
             say(f"{one_line(event['why'])}: stopping {left}, killed in {grace}", logging.WARNING)
@@ -304,15 +321,27 @@ class Lines:
         if event["status"] == Status.COMPLETED.value:
             if not self.brief:
                 say(": ".join(filter(None, [job, _summary.text(event["value"])])))
-        elif not (self.brief and self._stopping and event["status"] == Status.CANCELLED.value):
-            say(f"{job}: {_error(event)}; see {from_here(self.files.output(event['job']))}", logging.ERROR)
+        elif not event["attempt"]:
+            say(f"{job}: {_error(event)}", logging.WARNING)
+        elif not (self.brief and self._is_of_the_stop(event)):
+            gap = "\n  " if self.brief else "; "  # as one line, it would be broken in the middle of the path
+            say(f"{job}: {_error(event)}{gap}see {from_here(self.files.output(event['job']))}", logging.ERROR)
+
+    def _is_of_the_stop(self, event: dict[str, Any]) -> bool:
+        """True of a job that was cancelled with all others, of which there has been one line."""
+        why = event["error_text"] or ""
+        return event["status"] == Status.CANCELLED.value and self._stopping is not None and self._stopping in why
 
     def summary(self) -> None:
         """What became of the jobs, why the failed ones did, and how to go on; after an interrupt, no more than that."""
         unstarted = [
             job
             for job in self._view.in_order()
-            if job.state.over and not job.tries and job.cause is not Cause.RESUMED and job.job.num in self._by_number
+            if job.state.over
+            and not job.tries
+            and job.cause is not Cause.RESUMED
+            and job.job.num in self._by_number
+            and not _is_by_hand(job.error_text)
         ]
         if unstarted:
             why = error_of(unstarted[0].error_type, unstarted[0].error_text).removesuffix("; it was not started")
@@ -336,6 +365,10 @@ class Lines:
 
 def _count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _is_by_hand(error_text: str | None) -> bool:
+    return CANCELLED_BY_HAND in (error_text or "")
 
 
 def _error(event: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from typing import Any
 
 _BLOCK = 1 << 14
 """Bytes from the end of a log that are looked at for its last line; a progress bar's are some hundred each."""
@@ -37,6 +38,15 @@ def as_seen(line: str) -> str:
     """What a terminal shows of a line in which carriage returns begin it anew: a progress bar as it is now."""
     parts = (plain(part).rstrip() for part in reversed(line.split("\r")))  # one by one: the last mostly is it
     return next((part for part in parts if part), "")
+
+
+def encodable(text: str, stream: object) -> str:
+    """The text, with something else in the place of what the stream's encoding lacks; UTF-8 where it names none."""
+    encoding: Any = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        return str(text.encode(encoding, "replace").decode(encoding))
+    except (LookupError, TypeError, ValueError):  # of a stream of the app's own: no such encoding, or not even a name
+        return text.encode("utf-8", "backslashreplace").decode()
 
 
 def last_line(path: str) -> str:

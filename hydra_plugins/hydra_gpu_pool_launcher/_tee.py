@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ._files import SweepFiles
 from ._model import Job
-from ._tail import as_seen
+from ._tail import as_seen, encodable
 
 AT_ONCE = 1 << 19
 """Bytes that are read at a time, of all jobs together. Of a job that prints faster, the newest are shown."""
@@ -170,6 +170,4 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 def _print(num: int, lines: Sequence[str]) -> None:
     if lines:
         text = "".join(f"[{num}] {line}".rstrip() + "\n" for line in lines)
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-        sys.stdout.flush()
+        print(encodable(text, sys.stdout), end="", flush=True)
