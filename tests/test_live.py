@@ -16,6 +16,7 @@ from terminal import Terminal, terminal
 from hydra_plugins.hydra_gpu_pool_launcher._display import Guarded, Shown
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._live import Live
+from hydra_plugins.hydra_gpu_pool_launcher._outlet import Streams
 from hydra_plugins.hydra_gpu_pool_launcher._screen import Screen
 from hydra_plugins.hydra_gpu_pool_launcher._view import View
 
@@ -405,7 +406,8 @@ def test_however_many_have_failed_there_is_room_above(tmp_path: Path) -> None:
 def test_what_has_not_changed_is_not_sent_again(tty: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
     with os.fdopen(os.dup(tty.slave), "w") as stream:
-        screen = Screen(stream)
+        streams = Streams()
+        screen = Screen(stream, streams)
         for _ in range(3):
             screen.draw(["a table"])
         tty.until(lambda: tty.has("a table"))
@@ -414,6 +416,7 @@ def test_what_has_not_changed_is_not_sent_again(tty: Terminal, monkeypatch: pyte
         tty.until_quiet()
         assert tty.raw.count(b"a table") == 1
         screen.release()
+        streams.release()
         tty.until(lambda: not tty.has("another"))
 
 

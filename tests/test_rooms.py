@@ -62,6 +62,7 @@ ORDER = (
     "_live",
     "_tee",
     "_screen",
+    "_outlet",
     "_table",
     "_report",
     "_page",
@@ -97,6 +98,7 @@ ALLOWED = {
     "_machine": {"subprocess", "os.killpg"},  # asks nvidia-smi, and ends it where a broken driver holds it
     "_interpreter": {"ctypes"},  # asks libcuda and libgomp
     "_reimport": {"multiprocessing"},  # imports an app as multiprocessing does, and starts no process with it
+    "_outlet": {"select"},  # asks a terminal whether it takes anything, and no process
     "_family": {"os.kill", "os.killpg", "os.wait4", "os.waitid", "os.waitpid"},  # is about nothing else
 }
 """What rooms other than _process do with processes all the same, and why."""
