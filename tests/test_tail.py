@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydra_plugins.hydra_gpu_pool_launcher._tail import as_seen, last_line, last_lines, one_line, plain
+from hydra_plugins.hydra_gpu_pool_launcher._tail import as_seen, last_line, last_lines, lines_seen, one_line, plain
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,30 @@ from hydra_plugins.hydra_gpu_pool_launcher._tail import as_seen, last_line, last
 )
 def test_a_line_is_what_a_terminal_shows_of_it(printed: str, seen: str) -> None:
     assert as_seen(printed) == seen
+
+
+@pytest.mark.parametrize(
+    ("printed", "seen"),
+    [
+        ("\r 0%|  |\r 50%|# |Traceback (most recent call last):", [" 50%|# |", "Traceback (most recent call last):"]),
+        (
+            "\r 50%|# |  + Exception Group Traceback (most recent call last):",
+            [" 50%|# |", "  + Exception Group Traceback (most recent call last):"],
+        ),
+        ("\r 50%|# |\rTraceback (most recent call last):\r", ["Traceback (most recent call last):"]),
+        ("[rank0]: Traceback (most recent call last):\r", ["[rank0]: Traceback (most recent call last):"]),
+        ("+ Traceback (most recent call last):", ["+ Traceback (most recent call last):"]),
+        ("\r 50%|# | and so on", [" 50%|# | and so on"]),
+        ("", [""]),
+    ],
+)
+def test_a_traceback_is_a_line_of_its_own_after_a_bar_that_ended_none(
+    tmp_path: Path, printed: str, seen: list[str]
+) -> None:
+    assert lines_seen(printed) == seen
+    log = tmp_path / "log"
+    log.write_text(f"first\n{printed}\n  File\n", newline="")
+    assert last_lines(str(log), 9) == ["first", *seen, "  File"]
 
 
 @given(st.text())

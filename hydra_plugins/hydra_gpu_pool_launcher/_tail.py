@@ -40,6 +40,18 @@ def as_seen(line: str) -> str:
     return next((part for part in parts if part), "")
 
 
+_TRACEBACK = re.compile(r"(?<=\S)(?:  \+ Exception Group )?Traceback \(most recent call last\):$")
+
+
+def lines_seen(line: str) -> list[str]:
+    """The same; two lines where a traceback follows a progress bar that has not ended its line, as at most failures."""
+    seen = as_seen(line)
+    found = _TRACEBACK.search(seen)
+    if found is None or "\r" not in line.rstrip("\r"):
+        return [seen]
+    return [seen[: found.start()], found[0]]
+
+
 def encodable(text: str, stream: object) -> str:
     """The text, with something else in the place of what the stream's encoding lacks; UTF-8 where it names none."""
     encoding: Any = getattr(stream, "encoding", None) or "utf-8"
@@ -52,7 +64,7 @@ def encodable(text: str, stream: object) -> str:
 def last_line(path: str) -> str:
     """The last line of a log that has something in it, as a terminal shows it; "" where there is none, or no log."""
     for line in reversed(_end(path, _BLOCK).split("\n")):
-        seen = as_seen(line)
+        seen = lines_seen(line)[-1]
         if seen:
             return seen
     return ""
@@ -60,7 +72,7 @@ def last_line(path: str) -> str:
 
 def last_lines(path: str, count: int) -> list[str]:
     """The last so many lines of a log, oldest first, each as a terminal shows it."""
-    lines = [as_seen(line) for line in _end(path, count * 400 + _BLOCK).rstrip("\n").split("\n")]
+    lines = [seen for line in _end(path, count * 400 + _BLOCK).rstrip("\n").split("\n") for seen in lines_seen(line)]
     return lines[-count:] if any(lines) else []
 
 
