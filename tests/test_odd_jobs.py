@@ -387,10 +387,10 @@ def test_an_interrupt_in_the_wait_for_the_end_leaves_no_zombie_and_no_descriptor
         """
 from {package} import _descriptors, _link, _pidfd
 wait_readable = _descriptors.wait_readable
-def interrupted(fds, timeout=None):
+def interrupted(fds, timeout=None, writable=()):
     if sys._getframe(1).f_code is _link.close.__code__ and state.pop("interrupt", None):
         raise KeyboardInterrupt
-    return wait_readable(fds, timeout)
+    return wait_readable(fds, timeout, writable)
 state = {{}}
 pool = GpuPool(dir="sweep", gpus=[], cpu_slots=1, progress="none")
 pool.map(abs_, [dict(x=-1)])

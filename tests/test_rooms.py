@@ -78,6 +78,7 @@ ORDER = (
     "_live",
     "_tee",
     "_screen",
+    "_outlet",
     "_table",
     "_report",
     "_page",
@@ -121,6 +122,7 @@ ALLOWED = {
     "_inotify": {"ctypes"},
     "_descriptors": {"ctypes", "select"},
     "_streams": {"ctypes"},  # has the C library flush its buffers
+    "_outlet": {"select"},  # asks a terminal whether it takes anything, and no process
     "_family": {"os.kill", "os.killpg", "os.wait4", "os.waitid", "os.waitpid"},  # is about nothing else
 }
 """What rooms other than _process do with processes all the same, and why."""

@@ -281,6 +281,78 @@ class Broken:
         raise RuntimeError(name)
 
 
+def test_a_line_that_stderr_does_not_take_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("gpu_pool"), "propagate", False)
+    closed = io.StringIO()
+    closed.close()
+    for stream in (Broken(), closed, object(), None):
+        monkeypatch.setattr("sys.stderr", stream)
+        say("before a launch, nobody else guards it")
+
+
+def test_of_a_handler_that_always_fails_one_traceback_is_seen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Fails(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ArithmeticError(record.getMessage())
+
+    monkeypatch.setattr(_display, "_told", set())
+    monkeypatch.setattr(logging.getLogger("gpu_pool"), "handlers", [Fails()])
+    for i in range(3):
+        say(f"line {i}", logging.ERROR)
+    assert capsys.readouterr().err.count("Traceback") == 1
+
+
+def test_a_queued_job_that_is_cancelled_by_hand_is_told_when_it_happens_and_not_with_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    jobs = [Job(num, (f"x={num}",)) for num in range(3)]
+    lines = _display.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    by_hand = {
+        "error_type": "JobCancelledError",
+        "error_text": f"was cancelled: {CANCELLED_BY_HAND}; it was not started",
+    }
+    cancelled = {**end(0, 2.0, "CANCELLED"), "attempt": 0, **by_hand}
+    other = {
+        **end(2, 2.0, "CANCELLED"),
+        "attempt": 0,
+        **by_hand,
+        "error_text": "was cancelled: boo; it was not started",
+    }
+    for event in [*(queued(num, f"x={num}") for num in range(3)), start(1, 1.0, "1.0"), cancelled]:
+        lines.show(event)
+    assert said == [f"job 0 (x=0) CANCELLED: {CANCELLED_BY_HAND}; it was not started"]
+    lines.show(other)
+    lines.summary()
+    assert said[1] == "not started: 1 queued job: boo"
+
+
+def test_while_all_are_stopped_a_job_that_somebody_else_has_cancelled_has_its_own_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    jobs = [Job(num, (f"x={num}",)) for num in range(2)]
+    lines = _display.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    stop = {"event": "stop", "time": 2.0, "cause": "cancelled", "job": 0, "why": "fail_fast, since job 7 failed"}
+    ends = [
+        {**end(0, 3.0, "CANCELLED"), "error_type": "JobCancelledError", "error_text": f"was cancelled: {why}"}
+        for why in ("fail_fast, since job 7 failed", "SIGTERM that nobody here sent")
+    ]
+    ends[1]["job"] = 1
+    for event in [*(queued(num, f"x={num}") for num in range(2)), start(0, 1.0, "0.0"), start(1, 1.0, "1.0")]:
+        lines.show(event)
+    for event in (stop, *ends):
+        lines.show(event)
+    assert [line.split("\n")[0] for line in said] == [
+        "fail_fast, since job 7 failed: stopping 2 jobs, killed in 10 s",
+        "job 1 (x=1) CANCELLED: SIGTERM that nobody here sent",
+    ]
+
+
 def test_a_display_that_fails_together_with_stderr_ends_itself_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

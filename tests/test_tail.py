@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydra_plugins.hydra_gpu_pool_launcher._tail import as_seen, last_line, last_lines, one_line, plain
+from hydra_plugins.hydra_gpu_pool_launcher._tail import as_seen, last_line, last_lines, lines_seen, one_line, plain
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,30 @@ def test_an_escape_sequence_that_does_not_end_in_its_line_takes_no_text_with_it(
 
 def test_beginnings_without_an_end_are_read_in_no_time() -> None:
     assert plain("\x9d" * 100_000) == plain("\x1b]" * 100_000) == ""
+
+
+@pytest.mark.parametrize(
+    ("printed", "seen"),
+    [
+        ("\r 0%|  |\r 50%|# |Traceback (most recent call last):", [" 50%|# |", "Traceback (most recent call last):"]),
+        (
+            "\r 50%|# |  + Exception Group Traceback (most recent call last):",
+            [" 50%|# |", "  + Exception Group Traceback (most recent call last):"],
+        ),
+        ("\r 50%|# |\rTraceback (most recent call last):\r", ["Traceback (most recent call last):"]),
+        ("[rank0]: Traceback (most recent call last):\r", ["[rank0]: Traceback (most recent call last):"]),
+        ("+ Traceback (most recent call last):", ["+ Traceback (most recent call last):"]),
+        ("\r 50%|# | and so on", [" 50%|# | and so on"]),
+        ("", [""]),
+    ],
+)
+def test_a_traceback_is_a_line_of_its_own_after_a_bar_that_ended_none(
+    tmp_path: Path, printed: str, seen: list[str]
+) -> None:
+    assert lines_seen(printed) == seen
+    log = tmp_path / "log"
+    log.write_text(f"first\n{printed}\n  File\n", newline="")
+    assert last_lines(str(log)) == ["first", *seen, "  File"]
 
 
 @given(st.text())

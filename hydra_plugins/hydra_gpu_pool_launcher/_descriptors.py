@@ -82,8 +82,10 @@ class Unnamed(Descriptor):
         return os.pread(self.fd, os.fstat(self.fd).st_size, 0)
 
 
-def wait_readable(fds: Iterable[int], timeout: float | None = None) -> list[int]:
+def wait_readable(fds: Iterable[int], timeout: float | None = None, writable: Iterable[int] = ()) -> list[int]:
     """Block until one of the descriptors is readable or ``timeout`` seconds have passed; which ones are readable.
+
+    Or writable, or without a reader, of those to be ``writable``.
 
     A Python signal handler may run meanwhile. With poll(2), since select(2) fails beyond descriptor 1023 and an epoll
     object is a descriptor of its own.
@@ -91,6 +93,8 @@ def wait_readable(fds: Iterable[int], timeout: float | None = None) -> list[int]
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
+    for fd in writable:
+        poll.register(fd, select.POLLOUT)
     longest_s = 86400.0 * 20  # poll(2) counts milliseconds in 31 bits
     return [fd for fd, _ in poll.poll(None if timeout is None else math.ceil(1000 * min(max(timeout, 0), longest_s)))]
 

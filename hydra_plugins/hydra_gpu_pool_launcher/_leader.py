@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import signal
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -180,10 +181,25 @@ def end(error: Exception | None, of_the_app: _exit_hooks.OfTheApp, *, printed: b
 
 def _call_excepthook(error: Exception) -> None:
     """As the interpreter does at an uncaught exception; the hook is the user's, and what it raises changes nothing."""
+    with contextlib.suppress(Exception):  # the job's own streams
+        _begin_a_line()
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except BaseException:
         traceback.print_exc()
+
+
+def _begin_a_line() -> None:
+    """Where the last of the log is a progress bar, which has ended none: a traceback would go on in it."""
+    _streams.flush_streams()
+    with open("/proc/self/fd/2", "rb", buffering=0, opener=_without_waiting) as log:
+        found = os.fstat(log.fileno())
+        if stat.S_ISREG(found.st_mode) and found.st_size and os.pread(log.fileno(), 1, found.st_size - 1) != b"\n":
+            os.write(2, b"\n")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _lead(origin: Origin, handlers: Mapping[int, _signals.Action]) -> None:

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,14 +111,15 @@ class Link:
         """The next of those that have come; None: no more. Does not block."""
         return self._messages.popleft() if self._messages else None
 
-    def receive(self, timeout: float | None = None) -> bool:
+    def receive(self, timeout: float | None = None, unless_writable: Sequence[int] = ()) -> bool:
         """Block until something has come, a message or a doorbell; False: the other side is gone.
 
-        ``timeout``: seconds after which to return True although nothing has come.
+        ``timeout``: seconds after which to return True although nothing has come. ``unless_writable``: descriptors by
+        which to do so as well.
         """
         while True:
-            ready = _descriptors.wait_readable([self.channel, self.lifeline], timeout)
-            if not ready:
+            ready = _descriptors.wait_readable([self.channel, self.lifeline], timeout, unless_writable)
+            if not {self.channel, self.lifeline}.intersection(ready):
                 return True
             if self.channel in ready:
                 try:

@@ -200,8 +200,15 @@ class Reports:
         waits = [wait for each in self._written if (wait := each.turn.wait_s(now)) is not None]
         return min(waits, default=None)
 
+    def stuck(self) -> list[int]:
+        """None: files are written at once."""
+        return []
+
     def close(self) -> None:
         """There is nothing to let go of."""
+
+    def deliver(self, patience_s: float | None = None) -> None:
+        """There is nothing more to say than ``summary`` has written."""
 
     def summary(self) -> None:
         """Write both, as the last word on this launch."""

@@ -29,6 +29,9 @@ _STOPPED_BY = {
 }
 
 
+_LAST_WORDS_S = 2.0
+"""After a signal, for a terminal to take what is left to be said."""
+
 _SUPERVISORS = 3
 """That a launch may have, one after the other, as long as none has begun: somebody kills them."""
 
@@ -91,6 +94,7 @@ class Supervisor:
                 break
         display.begin(self.app.layout)
         display.summary()
+        display.deliver()
         return {job.num: _never_begun(request.files) for job in request.jobs}
 
     def _run(self, request: Request, display: Display) -> dict[int, dict[str, Any]] | None:
@@ -107,7 +111,7 @@ class Supervisor:
                     begun = journal.path != os.devnull
                     if begun:
                         display.begin(self.app.layout)
-                    for event in _follow(link, journal, display.tick):
+                    for event in _follow(link, journal, display):
                         if event["event"] in {"stop", "end"}:
                             ends[event["job"]] = event
                         elif event["event"] == "retry":
@@ -123,6 +127,10 @@ class Supervisor:
                 self.close()
             if begun:
                 display.summary()
+                if signals.received:
+                    display.deliver(_LAST_WORDS_S)
+        if begun:
+            display.deliver()  # now that signals do again what they did: nobody may ever read it
         return ends if begun else None
 
     @property
@@ -157,11 +165,8 @@ def _never_begun(files: SweepFiles) -> dict[str, Any]:
     return {**lost, "error_type": JobLostError.__name__, "error_text": why, "value": None, "by_itself": False}
 
 
-def _follow(link: Link, journal: JournalReader, tick: Callable[[], float | None]) -> Iterator[dict[str, Any]]:
-    """The journal's events until this launch is done, or the supervisor gone; ``tick`` is called between them.
-
-    ``tick``: see ``Display``.
-    """
+def _follow(link: Link, journal: JournalReader, display: Display) -> Iterator[dict[str, Any]]:
+    """The journal's events until this launch is done, or the supervisor gone; between them, the display's ticks."""
     alive = True
     while True:
         for event in journal.new():  # before waiting: a doorbell may have come along with the answer
@@ -174,7 +179,7 @@ def _follow(link: Link, journal: JournalReader, tick: Callable[[], float | None]
             if "warn" in message:
                 say(message["warn"], logging.WARNING)
             alive = alive and "over" not in message
-        alive = alive and link.receive(tick())
+        alive = alive and link.receive(display.tick(), display.stuck())
 
 
 class _Signals:

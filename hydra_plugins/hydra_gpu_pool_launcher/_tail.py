@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from typing import Any
 
 _BLOCK = 1 << 14
 """Bytes from the end of a log that are looked at for its last line; a progress bar's are some hundred each."""
@@ -44,10 +45,31 @@ def as_seen(line: str) -> str:
     return next((part for part in parts if part), "")
 
 
+_TRACEBACK = re.compile(r"(?<=\S)(?:  \+ Exception Group )?Traceback \(most recent call last\):$")
+
+
+def lines_seen(line: str) -> list[str]:
+    """The same; two lines where a traceback follows a progress bar that has not ended its line, as at most failures."""
+    seen = as_seen(line)
+    found = _TRACEBACK.search(seen)
+    if found is None or "\r" not in line.rstrip("\r"):
+        return [seen]
+    return [seen[: found.start()], found[0]]
+
+
+def encodable(text: str, stream: object) -> str:
+    """The text, with something else in the place of what the stream's encoding lacks; UTF-8 where it names none."""
+    encoding: Any = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        return str(text.encode(encoding, "replace").decode(encoding))
+    except (LookupError, TypeError, ValueError):  # of a stream of the app's own: no such encoding, or not even a name
+        return text.encode("utf-8", "backslashreplace").decode()
+
+
 def last_line(path: str) -> str:
     """The last line of a log that has something in it, as a terminal shows it; "" where there is none, or no log."""
     for line in reversed(_end(path, _BLOCK).split("\n")):
-        seen = as_seen(line)
+        seen = lines_seen(line)[-1]
         if seen:
             return seen
     return ""
@@ -55,7 +77,7 @@ def last_line(path: str) -> str:
 
 def last_lines(path: str, size: int = 4 * _BLOCK) -> list[str]:
     """The lines of the last so many bytes of a log, oldest first, each as a terminal shows it."""
-    lines = [as_seen(line) for line in _end(path, size).rstrip("\n").split("\n")]
+    lines = [seen for line in _end(path, size).rstrip("\n").split("\n") for seen in lines_seen(line)]
     return lines if any(lines) else []
 
 
