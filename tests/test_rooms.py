@@ -75,6 +75,7 @@ ORDER = (
     "_aside",
     "_returns",
     "_journal",
+    "_events",
     "_files",
     "_settings",
     "_torchrun",

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import _process, _returns, _verdict
+from ._events import DamagedEventError, is_amount, sound
 from ._files import SweepFiles
 from ._journal import JournalReader
 from ._model import GpuPoolError, Outcome
@@ -134,10 +135,9 @@ class WatchedSweep:
         assert self._reader is not None
         before = self.view.launch
         try:
-            self.view.take(self._reader.new())
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            why = one_line(f"{type(error).__name__}: {error}")
-            raise Refused(f"{shown(self._reader.path)} is damaged, or another version's ({why})") from None
+            self.view.take(sound(self._reader.new()))
+        except DamagedEventError as error:
+            raise Refused(f"{shown(self._reader.path)} is damaged, or another version's ({error})") from None
         if self.view.launch is not before:
             self._use(self.view.launch)
 
@@ -190,10 +190,12 @@ def _end(job: JobView, outcome: Outcome, at: float) -> dict[str, Any]:
 
 
 def _touched(path: str) -> float:
+    """When the file was written last; 0.0 where there is none, or it has a time that no calendar has."""
     try:
-        return os.stat(path).st_mtime
+        at = os.lstat(path).st_mtime
     except OSError:
         return 0.0
+    return at if is_amount(at) else 0.0
 
 
 def resume_command(launch: Launch, files: SweepFiles) -> str | None:

@@ -14,6 +14,7 @@ import pickle
 import re
 from typing import Any
 
+from ._events import is_shallow
 from ._files import SweepFiles, make_job_dir, move_aside, require_private, write_whole
 from ._model import GpuPoolError, Report, Status
 
@@ -59,6 +60,9 @@ def load_report(files: SweepFiles, num: int) -> Report | None:
 
 def _report(outcome: dict[str, Any]) -> Report:
     directory = outcome.get("directory")
+    texts = outcome["sha256"], *(outcome[name] or "" for name in ("error_type", "error_text", "traceback"))
+    if not all(isinstance(text, str) for text in texts) or not is_shallow(outcome["value"]):
+        raise TypeError("an outcome of other types")
     return Report(
         Status(outcome["status"]),
         outcome["error_type"],
@@ -66,7 +70,7 @@ def _report(outcome: dict[str, Any]) -> Report:
         outcome["value"],
         outcome["sha256"],
         outcome["traceback"],
-        out_of_memory=outcome["out_of_memory"],
+        out_of_memory=bool(outcome["out_of_memory"]),
         crashed=bool(outcome.get("crashed")),  # older outcomes do not say
         overrides=overrides_from_json(outcome.get("overrides")),
         directory=directory if isinstance(directory, str) else None,
