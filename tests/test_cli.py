@@ -491,6 +491,18 @@ def test_a_log_that_is_a_pipe_is_refused_and_not_waited_for(run: Run, tmp_path: 
     assert "is no file" in wrong(run, "logs", ".", "0")
 
 
+def test_a_log_that_is_a_link_is_refused_and_nothing_shows_what_it_leads_to(run: Run, tmp_path: Path) -> None:
+    files = at_work(tmp_path)
+    (tmp_path / "secret").write_text("another file's last line\n")
+    os.unlink(files.output(2))
+    os.symlink(tmp_path / "secret", files.output(2))
+    os.symlink(tmp_path / "secret", files.rank_log(2, 0))
+    assert "output.log cannot be read: is a link" in wrong(run, "logs", ".", "2")
+    assert "rank_0.log cannot be read: is a link" in wrong(run, "logs", ".", "2", "--rank", "0")
+    code, out, _ = run("status", ".")
+    assert (code, "another file" in out) == (0, False)
+
+
 def test_the_log_of_a_rank_is_shown_and_of_one_that_is_not_there_which_ones_are(run: Run, tmp_path: Path) -> None:
     files = at_work(tmp_path)
     for rank in (0, 1, 10):

@@ -15,7 +15,7 @@ import re
 from typing import Any
 
 from ._events import is_shallow
-from ._files import SweepFiles, make_job_dir, move_aside, require_private, write_whole
+from ._files import SweepFiles, make_job_dir, move_aside, open_file, require_private, write_whole
 from ._model import GpuPoolError, Report, Status
 
 _RANK_LOG = re.compile(r"rank_\d+\.log")
@@ -51,8 +51,7 @@ def save_return(files: SweepFiles, num: int, payload: bytes, report: Report) -> 
 def load_report(files: SweepFiles, num: int) -> Report | None:
     """What the job says of itself; None where it did not come to say it, said only half, or it is no outcome."""
     try:
-        # Not blocked by what is no file: a pipe of that name would hold the supervisor.
-        with open(os.open(files.outcome(num), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+        with open(open_file(files.outcome(num)), encoding="utf-8") as file:  # a pipe would hold the supervisor
             return _report(json.load(file))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
