@@ -17,14 +17,12 @@ from ._files import SweepFiles
 from ._live import REFRESH_S, Live, terminal
 from ._model import CANCELLED_BY_HAND, Cause, Job, Layout, Settings, Status
 from ._report import Reports
-from ._table import cut, error_of
+from ._table import error_of
 from ._tail import one_line, plain
 from ._tee import Tee
 from ._view import View
 
 _log = logging.getLogger("gpu_pool")
-
-_LONGEST_ERROR = 1000
 
 
 def say(text: str, level: int = logging.INFO) -> None:
@@ -234,7 +232,10 @@ class Lines:
             self._stops(event)
         elif event["event"] == "retry":
             job, num = self._by_number[event["job"]], event["attempt"]
-            say(f"{job} FAILED, try {num}, and has another: {_error(event)}", logging.WARNING)
+            say(
+                f"{job} FAILED, try {num}, and has another: {error_of(event['error_type'], event['error_text'])}",
+                logging.WARNING,
+            )
         elif event["event"] == "end" and event["attempt"]:
             self._ended(event)
 
@@ -305,7 +306,8 @@ class Lines:
             if not self.brief:
                 say(": ".join(filter(None, [job, _summary.text(event["value"])])))
         elif not (self.brief and self._stopping and event["status"] == Status.CANCELLED.value):
-            say(f"{job}: {_error(event)}; see {from_here(self.files.output(event['job']))}", logging.ERROR)
+            why = error_of(event["error_type"], event["error_text"])
+            say(f"{job}: {why}; see {from_here(self.files.output(event['job']))}", logging.ERROR)
 
     def summary(self) -> None:
         """What became of the jobs, why the failed ones did, and how to go on; after an interrupt, no more than that."""
@@ -336,10 +338,6 @@ class Lines:
 
 def _count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _error(event: dict[str, Any]) -> str:
-    return cut(error_of(event.get("error_type"), event.get("error_text")), _LONGEST_ERROR)
 
 
 def from_here(path: str) -> str:
