@@ -278,7 +278,7 @@ def test_of_a_sweep_that_was_killed_what_had_ended_by_itself_counts_and_the_rest
     assert "1 done  0 running  2 failed" in out
     assert "killed: its supervisor" in out
     assert out.count("was lost: the sweep was killed") == 2
-    again = f"python train.py -m lr=1,2 hydra/launcher=gpu_pool hydra.sweep.dir={tmp_path} hydra.launcher.resume=true"
+    again = f"python train.py -m lr=1,2 hydra/launcher=gpu_pool hydra.launcher.resume=true hydra.sweep.dir={tmp_path}"
     assert out.splitlines()[-1] == f"cd '/app dir' && {again}"
     jobs = json.loads(run("status", ".", "--json")[1])["jobs"]
     assert [(job["state"], job["cause"], job["value"]) for job in jobs] == [
@@ -303,12 +303,32 @@ def test_the_command_that_resumes_is_mains_own_and_only_where_hydra_was_there(
     again = resume_command(at_home, odd)
     assert again is not None
     assert shlex.split(again) == [
-        *("python", "app.py", "hydra.mode=MULTIRUN", r"hydra.sweep.dir='/a b/it\'s (1)'", "hydra.launcher.resume=true")
+        *("python", "app.py", "hydra.mode=MULTIRUN", "hydra.launcher.resume=true", r"hydra.sweep.dir='/a b/it\'s (1)'")
     ]
     plain = as_launched("python", "app.py")
     assert resume_command(plain, SweepFiles(str(tmp_path))) is None
     (tmp_path / "multirun.yaml").touch()
     assert resume_command(plain, SweepFiles(str(tmp_path))) is not None
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "known"),
+    [
+        (["python", "app.py", "-m", "x=1"], ["x=1"], True),  # whose config chooses the launcher
+        (["python", "app.py", "-m", "hydra/sweeper=optuna"], None, False),  # that draws other points the next time
+        (["python", "map.py", "hydra.x=1"], None, False),
+        (["python", "app.py", "-m", "x='a\tb'"], ["x='a\tb'"], False),  # a terminal would not show the same
+        (["python", "app.py", "-m", "x='a  b'"], ["x='a  b'"], True),
+    ],
+)
+def test_the_journal_says_whether_a_command_goes_on_with_the_sweep(
+    command: list[str], given: list[str] | None, known: bool
+) -> None:
+    found = seen(launch(command=command, given=given, cwd=os.getcwd())).launch
+    assert found is not None
+    again = resume_command(found, SweepFiles("/sweep"))
+    added = ["hydra.launcher.resume=true", "hydra.sweep.dir=/sweep"]
+    assert (None if again is None else shlex.split(again)) == ([*command, *added] if known else None)
 
 
 @pytest.mark.parametrize(("host", "says"), [("another", "on another machine, another: whether"), (None, "restarted")])

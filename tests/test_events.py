@@ -31,7 +31,7 @@ RESUMED = {
     "elsewhere": [1, ".gpu_pool.1"],
 }
 VALID: list[dict[str, Any]] = [
-    launch(host=os.uname().nodename),
+    launch(host=os.uname().nodename, given=["x=0,1,2"]),
     {"event": "moved_aside", "time": 0.0, "to": ".gpu_pool.1", "jobs": 3, "completed": 1},
     {"event": "resumed", "time": 0.0, **RESUMED},
     *(queued(num, f"x={num}", "y=0") for num in range(5)),
@@ -202,7 +202,7 @@ def test_an_outcome_that_is_not_as_it_should_be_is_one_that_says_what_it_can_or_
 def test_every_event_and_every_field_of_it_is_asked_for() -> None:
     assert [*sound(VALID)] == VALID
     for event in VALID:
-        for name in event.keys() - {"event", *FIGURES}:
+        for name in event.keys() - {"event", "given", *FIGURES}:
             assert fault({key: value for key, value in event.items() if key != name}) == (
                 f"{name} of {event['event']} is missing"
             )

@@ -135,6 +135,7 @@ _EVENTS = {
             "host": _TEXT,
             "boot": _TEXT,
             "command": _TEXTS,
+            "given": _Field(_TEXTS.types | _NONE, _are_texts, may_be_missing=True),
             "cwd": _TEXT,
             "slots": _TEXTS,
         },

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _process, _returns, _verdict
@@ -199,25 +199,23 @@ def _touched(path: str) -> float:
 
 
 def resume_command(launch: Launch, files: SweepFiles) -> str | None:
-    """What to type to go on with this sweep, from anywhere; None where it cannot be told that it was Hydra's.
+    """What to type to go on with this sweep, from anywhere; None where no command does, or none that is known."""
+    from ._again import command_to_resume, overrides_in
 
-    A map of GpuPool has no resume.
-    """
-    command = list(launch.command)
-    of_hydra = any(part.startswith(("hydra/", "hydra.")) or part == "--multirun" for part in command)
-    if not of_hydra and not os.path.exists(os.path.join(files.sweep_dir, "multirun.yaml")):  # its basic sweeper's
-        return None
-    command = [part for part in command if not part.startswith(("hydra.launcher.resume=", "hydra.sweep.dir="))]
-    command += [f"hydra.sweep.dir={_for_hydra(files.sweep_dir)}", "hydra.launcher.resume=true"]
-    text = shlex.join(command)
-    return one_line(text if os.getcwd() == launch.cwd else f"cd {shlex.quote(launch.cwd)} && {text}")
+    given: Sequence[str] | None = launch.given
+    if not launch.says_given and _seems_hydras(launch, files):
+        given = overrides_in(launch.command)
+    text = command_to_resume(launch.command, given, files.sweep_dir)
+    if text is None or os.getcwd() == launch.cwd:
+        return text
+    there = shlex.quote(launch.cwd)
+    return f"cd {there} && {text}" if one_line(there) == there else None
 
 
-def _for_hydra(path: str) -> str:
-    """A path as the value of an override: Hydra's grammar takes few characters without quotes."""
-    if re.fullmatch(r"[\w/.+@:-]+", path, re.ASCII):
-        return path
-    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", path) + "'"
+def _seems_hydras(launch: Launch, files: SweepFiles) -> bool:
+    """For a journal that does not say so; Hydra's basic sweeper leaves a file."""
+    words = (part.startswith(("hydra/", "hydra.")) or part == "--multirun" for part in launch.command)
+    return any(words) or os.path.exists(os.path.join(files.sweep_dir, "multirun.yaml"))
 
 
 def shown(path: str) -> str:

@@ -55,6 +55,7 @@ class Request:
     fresh: bool  # the first launch of a sweep: what an earlier sweep left in the directory is moved aside
     resume: bool = False  # what completed in an earlier sweep is not run again
     command: tuple[str, ...] = ()  # that started main
+    given: tuple[str, ...] | None = None  # the overrides in it; None where no command goes on with the sweep
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,9 @@ class JobView:
 class Launch:
     """Who runs the sweep, of the latest launch. ``started``: the supervisor's start time, in clock ticks since boot.
 
-    ``command``: as main was started; ``host``, ``boot``: the machine, and which of its lives: a pid of another one says
-    nothing here.
+    ``command``: as main was started; ``given``: the overrides in it, None where no command goes on with the sweep.
+    ``says_given``: False, where the journal is of a version that did not say so. ``host``, ``boot``: the machine, and
+    which of its lives: a pid of another one says nothing here.
     """
 
     main: int
@@ -109,6 +110,8 @@ class Launch:
     command: tuple[str, ...]
     cwd: str
     slots: tuple[str, ...]
+    given: tuple[str, ...] | None
+    says_given: bool
 
 
 @dataclass
@@ -150,6 +153,8 @@ class View:
             command=tuple(event["command"]),
             cwd=event["cwd"],
             slots=tuple(event["slots"]),
+            given=None if event.get("given") is None else tuple(event["given"]),
+            says_given="given" in event,
         )
         self.done = False
 

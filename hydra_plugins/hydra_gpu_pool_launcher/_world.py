@@ -165,6 +165,7 @@ class SystemWorld:
             host=os.uname().nodename,
             boot=_process.boot_id(),
             command=request.command,
+            given=request.given,
             cwd=request.cwd,
             slots=[layout.label(slot) for slot in layout.slots],
         )
@@ -354,6 +355,7 @@ def request_to_json(request: Request) -> dict[str, Any]:
         "environ": dict(request.environ),
         "cwd": request.cwd,
         "command": request.command,
+        "given": request.given,
         "fresh": request.fresh,
         "resume": request.resume,
     }
@@ -366,6 +368,7 @@ def _request_from_json(message: dict[str, Any]) -> Request:
         environ=message["environ"],
         cwd=message["cwd"],
         command=tuple(message["command"]),
+        given=None if message["given"] is None else tuple(message["given"]),
         fresh=message["fresh"],
         resume=message["resume"],
     )
