@@ -239,6 +239,22 @@ def test_the_jobs_of_a_sweep_that_is_over_are_shown_by_their_numbers(run: Run, t
     ]
 
 
+def test_a_job_that_a_resume_has_taken_over_is_shown_where_it_ran(run: Run, tmp_path: Path) -> None:
+    write(
+        tmp_path, launched(started=1), queued(0, "x=1"), start(0, 1.0, "1.0"), end(0, 4.0, value=7, seconds=3.0), DONE
+    )
+    kept = end(0, 50.0, attempt=0, cause="resumed", value=7, seconds=3.0)
+    write(tmp_path, launched(started=1, main=9, time=50.0), queued(0, "x=1"), kept, {**DONE, "time": 50.0})
+    assert run("status", ".")[1].splitlines()[-1].split()[:3] == ["0", "1.0", "0:03"]
+    (job,) = json.loads(run("status", ".", "--json")[1])["jobs"]
+    assert [job[name] for name in ("cause", "tries", "slots", "started", "ended", "seconds")] == [
+        *("resumed", 1, ["1.0"], 1.0, 4.0, 3.0)
+    ]
+    run("report", ".")
+    header, row = ([*line.split(",")] for line in (tmp_path / "results.csv").read_text().splitlines())
+    assert {"gpu": "1", "slot": "0", "tries": "1"}.items() <= dict(zip(header, row, strict=True)).items()
+
+
 def test_of_a_sweep_that_was_killed_what_had_ended_by_itself_counts_and_the_rest_is_lost(
     run: Run, tmp_path: Path
 ) -> None:
@@ -262,7 +278,7 @@ def test_of_a_sweep_that_was_killed_what_had_ended_by_itself_counts_and_the_rest
     assert "1 done  0 running  2 failed" in out
     assert "killed: its supervisor" in out
     assert out.count("was lost: the sweep was killed") == 2
-    again = f"python train.py -m lr=1,2 hydra/launcher=gpu_pool hydra.sweep.dir={tmp_path} hydra.launcher.resume=true"
+    again = f"python train.py -m lr=1,2 hydra/launcher=gpu_pool hydra.launcher.resume=true hydra.sweep.dir={tmp_path}"
     assert out.splitlines()[-1] == f"cd '/app dir' && {again}"
     jobs = json.loads(run("status", ".", "--json")[1])["jobs"]
     assert [(job["state"], job["cause"], job["value"]) for job in jobs] == [
@@ -287,12 +303,32 @@ def test_the_command_that_resumes_is_mains_own_and_only_where_hydra_was_there(
     again = resume_command(at_home, odd)
     assert again is not None
     assert shlex.split(again) == [
-        *("python", "app.py", "hydra.mode=MULTIRUN", r"hydra.sweep.dir='/a b/it\'s (1)'", "hydra.launcher.resume=true")
+        *("python", "app.py", "hydra.mode=MULTIRUN", "hydra.launcher.resume=true", r"hydra.sweep.dir='/a b/it\'s (1)'")
     ]
     plain = as_launched("python", "app.py")
     assert resume_command(plain, SweepFiles(str(tmp_path))) is None
     (tmp_path / "multirun.yaml").touch()
     assert resume_command(plain, SweepFiles(str(tmp_path))) is not None
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "known"),
+    [
+        (["python", "app.py", "-m", "x=1"], ["x=1"], True),  # whose config chooses the launcher
+        (["python", "app.py", "-m", "hydra/sweeper=optuna"], None, False),  # that draws other points the next time
+        (["python", "map.py", "hydra.x=1"], None, False),
+        (["python", "app.py", "-m", "x='a\tb'"], ["x='a\tb'"], False),  # a terminal would not show the same
+        (["python", "app.py", "-m", "x='a  b'"], ["x='a  b'"], True),
+    ],
+)
+def test_the_journal_says_whether_a_command_goes_on_with_the_sweep(
+    command: list[str], given: list[str] | None, known: bool
+) -> None:
+    found = seen(launch(command=command, given=given, cwd=os.getcwd())).launch
+    assert found is not None
+    again = resume_command(found, SweepFiles("/sweep"))
+    added = ["hydra.launcher.resume=true", "hydra.sweep.dir=/sweep"]
+    assert (None if again is None else shlex.split(again)) == ([*command, *added] if known else None)
 
 
 @pytest.mark.parametrize(("host", "says"), [("another", "on another machine, another: whether"), (None, "restarted")])
@@ -313,8 +349,8 @@ def test_on_a_terminal_it_takes_no_more_lines_than_there_are_and_counts_the_rest
     assert len(lines) <= height
     assert [line.text == "" for line in lines].index(True) == 3
     text = "\n".join(line.text for line in lines)
-    assert ("more that ended otherwise" in text) == (height == 15)
-    assert ("--all shows all" in text) == (height < 200)
+    assert ("completed more; gpu-pool status --all" in text) == (height == 15)
+    assert ("--all shows every job" in text) == (height < 200)
 
 
 def test_json_has_the_keys_that_the_readme_tells_and_is_json(run: Run, tmp_path: Path) -> None:
@@ -489,6 +525,18 @@ def test_a_log_that_is_a_pipe_is_refused_and_not_waited_for(run: Run, tmp_path: 
     os.makedirs(files.job_dir(0))
     os.mkfifo(files.output(0))
     assert "is no file" in wrong(run, "logs", ".", "0")
+
+
+def test_a_log_that_is_a_link_is_refused_and_nothing_shows_what_it_leads_to(run: Run, tmp_path: Path) -> None:
+    files = at_work(tmp_path)
+    (tmp_path / "secret").write_text("another file's last line\n")
+    os.unlink(files.output(2))
+    os.symlink(tmp_path / "secret", files.output(2))
+    os.symlink(tmp_path / "secret", files.rank_log(2, 0))
+    assert "output.log cannot be read: is a link" in wrong(run, "logs", ".", "2")
+    assert "rank_0.log cannot be read: is a link" in wrong(run, "logs", ".", "2", "--rank", "0")
+    code, out, _ = run("status", ".")
+    assert (code, "another file" in out) == (0, False)
 
 
 def test_the_log_of_a_rank_is_shown_and_of_one_that_is_not_there_which_ones_are(run: Run, tmp_path: Path) -> None:
@@ -684,18 +732,17 @@ def test_the_table_moves_on_a_terminal_from_before_the_sweep_until_it_is_over(
         write(
             directory, *[event for num in range(1, 90) for event in (start(num, 2.0, "1.0"), end(num, 3.0, **FAILED))]
         )
-        screen.until("failed more")
+        screen.until("and 72 failed more")  # before that, it may have seen half of them
         assert screen.text().startswith("sweep")
-        (more,) = re.findall(r"and (\d+) failed more", screen.text())
         screen.resize(80, 12)
-        screen.until(f"and {int(more) + 12} failed more")
+        screen.until("and 84 failed more")
         write(directory, *[end(num, 4.0) for num in (0, *range(90, 100))], DONE)
         screen.until("all jobs so far have ended")
         assert b"\x1b[?1049l" not in screen.bytes
     assert screen.end() == 0
     left = screen_of(screen.bytes.partition(b"\x1b[?1049l")[2], 80)
     assert left[0].startswith("sweep    11 done  0 running  89 failed")
-    assert left[-1].endswith("that ended otherwise; --all shows all")
+    assert re.fullmatch(r"  and \d+ completed( more)?; gpu-pool status --all shows every job", left[-1])
     assert screen.bytes.count(b"\x1b[?1049h") == screen.bytes.count(b"\x1b[?1049l") == 1
     assert screen.bytes.rindex(b"\x1b[?25h") > screen.bytes.rindex(b"\x1b[?25l")
 

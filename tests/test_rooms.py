@@ -94,6 +94,7 @@ ORDER = (
     "_aside",
     "_returns",
     "_journal",
+    "_facts",
     "_files",
     "_settings",
     "_torchrun",

@@ -109,6 +109,8 @@ def test_the_last_lines_are_in_their_order(tmp_path: Path) -> None:
 
 def test_what_is_no_log_has_no_lines_and_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "missing", tmp_path / "pipe", tmp_path):
+    (tmp_path / "file").write_text("somebody else's\n")
+    os.symlink("file", tmp_path / "link")
+    for path in (tmp_path / "missing", tmp_path / "pipe", tmp_path / "link", tmp_path):
         assert last_line(str(path)) == ""
         assert last_lines(str(path)) == []

@@ -18,7 +18,7 @@ def alike(failed: Iterable[JobView]) -> list[list[JobView]]:
     """Groups of one cause, and one text but for the numbers in it: the largest first, each as the jobs came."""
     groups: dict[tuple[str, str], list[JobView]] = {}
     for job in failed:
-        text = _DIFFERS.sub("0", error_line(job, _LONGEST) or "")
+        text = _DIFFERS.sub("0", error_line(job.error_type, job.error_text, _LONGEST) or "")
         groups.setdefault((job.cause.value if job.cause else "", text), []).append(job)
     return sorted(groups.values(), key=len, reverse=True)
 

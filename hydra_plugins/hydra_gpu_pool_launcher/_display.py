@@ -22,14 +22,12 @@ from ._live import REFRESH_S, Live, terminal
 from ._model import Cause, Job, Layout, Settings, Status
 from ._outlet import Streams
 from ._report import Reports
-from ._table import cut, error_of
+from ._table import error_of
 from ._tail import one_line, plain
 from ._tee import Tee
 from ._view import View
 
 _log = logging.getLogger("gpu_pool")
-
-_LONGEST_ERROR = 1000
 
 
 def say(text: str, level: int = logging.INFO) -> None:
@@ -330,7 +328,10 @@ class Lines:
             self._stops(event)
         elif event["event"] == "retry":
             job, num = self._by_number[event["job"]], event["attempt"]
-            say(f"{job} FAILED, try {num}, and has another: {_error(event)}", logging.WARNING)
+            say(
+                f"{job} FAILED, try {num}, and has another: {error_of(event['error_type'], event['error_text'])}",
+                logging.WARNING,
+            )
         elif event["event"] == "end" and (event["attempt"] or _is_by_hand(event["error_text"])):
             self._ended(event)
 
@@ -398,16 +399,17 @@ class Lines:
 
     def _ended(self, event: dict[str, Any]) -> None:
         job = f"{self._by_number[event['job']]} {event['status']}"
+        why = error_of(event["error_type"], event["error_text"])
         if event["status"] == Status.COMPLETED.value:
             if not self.brief:
                 say(": ".join(filter(None, [job, _summary.text(event["value"])])))
         elif event["cause"] == Cause.TIMEOUT.value and event["job"] in self._late:
             pass  # the line of its stop has said so
         elif not event["attempt"]:
-            say(f"{job}: {_error(event)}", logging.WARNING)
+            say(f"{job}: {why}", logging.WARNING)
         elif not (self.brief and self._is_of_the_stop(event)):
             gap = "\n  " if self.brief else "; "  # as one line, it would be broken in the middle of the path
-            say(f"{job}: {_error(event)}{gap}see {from_here(self.files.output(event['job']))}", logging.ERROR)
+            say(f"{job}: {why}{gap}see {from_here(self.files.output(event['job']))}", logging.ERROR)
 
     def _is_of_the_stop(self, event: dict[str, Any]) -> bool:
         """True of a job that was cancelled with all others, of which there has been one line."""
@@ -457,10 +459,6 @@ def _count(count: int, what: str) -> str:
 
 def _is_by_hand(error_text: str | None) -> bool:
     return CANCELLED_BY_HAND in (error_text or "")
-
-
-def _error(event: dict[str, Any]) -> str:
-    return cut(error_of(event.get("error_type"), event.get("error_text")), _LONGEST_ERROR)
 
 
 def from_here(path: str) -> str:

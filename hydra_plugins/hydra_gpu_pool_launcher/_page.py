@@ -148,7 +148,9 @@ def to_be_told(view: View, *, over: bool = False) -> list[int]:
 
 
 def _said(job: JobView, longest: int) -> str:
-    return error_line(job, longest) or ("nothing is known of its end" if not job.state.over else "no reason is known")
+    return error_line(job.error_type, job.error_text, longest) or (
+        "nothing is known of its end" if not job.state.over else "no reason is known"
+    )
 
 
 def _failures(view: View, tails: Mapping[int, str], over: bool) -> str:

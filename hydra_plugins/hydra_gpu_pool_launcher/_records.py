@@ -60,6 +60,7 @@ class Records:
             host=os.uname().nodename,
             boot=_pidfd.boot_id(),
             command=request.command,
+            given=request.given,
             cwd=request.cwd,
             slots=[layout.label(slot) for slot in layout.slots],
         )

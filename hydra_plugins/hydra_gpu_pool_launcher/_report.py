@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from ._facts import fault
 from ._files import SweepFiles
 from ._journal import JournalReader
 from ._model import Layout
@@ -181,7 +182,7 @@ class Reports:
         """Read what earlier launches of the same sweep have left: a sweeper that works in batches has many."""
         with contextlib.suppress(OSError), contextlib.closing(JournalReader(self.files.journal)) as journal:
             self.view = View()
-            self.view.take(journal.new())
+            self.view.take(event for event in journal.new() if fault(event) is None)
 
     def show(self, event: dict[str, Any]) -> None:
         """One event of the journal, also if ``begin`` has read it already: each launch says again which jobs it has."""

@@ -24,6 +24,7 @@ class Request:
     fresh: bool  # the first launch of a sweep: what an earlier sweep left in the directory is moved aside
     resume: bool = False  # what completed in an earlier sweep is not run again
     command: tuple[str, ...] = ()  # that started main
+    given: tuple[str, ...] | None = None  # the overrides in it; None where no command goes on with the sweep
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def request_to_json(request: Request) -> dict[str, Any]:
         "environ": dict(request.environ),
         "cwd": request.cwd,
         "command": request.command,
+        "given": request.given,
         "fresh": request.fresh,
         "resume": request.resume,
     }
@@ -64,6 +66,7 @@ def _request_from_json(message: dict[str, Any]) -> Request:
         environ=message["environ"],
         cwd=message["cwd"],
         command=tuple(message["command"]),
+        given=None if message["given"] is None else tuple(message["given"]),
         fresh=message["fresh"],
         resume=message["resume"],
     )

@@ -97,30 +97,29 @@ def log_of(job: JobView) -> str | None:
     return SweepFiles("").output(job.job.num) if job.tries or job.cause is Cause.RESUMED else None
 
 
-def error_line(job: JobView, longest: int = 1000) -> str | None:
-    """What went wrong, in one line. gpu_pool's own errors are whole sentences; others are known by their type."""
-    text = " ".join((job.error_text or "").split())
-    name = job.error_type or ""
+def error_line(error_type: str | None, error_text: str | None, longest: int = 1000) -> str:
+    """What went wrong, in one line; "" for nothing. gpu_pool's own errors are whole sentences; others have a type."""
+    text, name = " ".join((error_text or "").split()), error_type or ""
     line = text if name in JOB_ERRORS or not name else f"{name}: {text}" if text else name
-    return (line if len(line) <= longest else f"{line[: longest - 1]}…") or None
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
 _FIGURES = ("seconds", "gpu", "slot", "tries", "peak_mb", "cpu_seconds", "cause", "error", "log")
 
 
 def _about(job: JobView, over: bool) -> dict[str, Cell]:
-    slots = job.tries[-1].slots if job.tries else ()
+    slots = job.known_tries[-1].slots if job.known_tries else ()
     return {
         "number": job.job.num,
         "status": status(job, over),
         "seconds": job.seconds,
         "gpu": ",".join(map(gpu_of, slots)) or None,
         "slot": ",".join(slot.rpartition(".")[2] for slot in slots) or None,
-        "tries": len(job.tries),
+        "tries": len(job.known_tries),
         "peak_mb": job.peak_mb,
         "cpu_seconds": job.cpu_s,
         "cause": None if job.cause is None else job.cause.value,
-        "error": error_line(job),
+        "error": error_line(job.error_type, job.error_text) or None,
         "log": log_of(job),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +103,9 @@ def _tables(view: View, now: float, last: Callable[[JobView], str], width: int, 
         return [*first, *blank, *_ended(view, rest, now, width)]
     fit = max(0, height - len(first) - len(blank) - 2)
     newest = sorted(rest, key=_end, reverse=True)[:fit]
-    more = f"{_GAP}and {len(rest) - fit}{' more' if fit else ''} that ended otherwise; --all shows all"
+    left = Counter(job.state for job in rest) - Counter(job.state for job in newest)
+    counts = " and ".join(f"{left[state]} {state.lower()}" for state in State if left[state])
+    more = f"{_GAP}and {counts}{' more' if fit else ''}; gpu-pool status --all shows every job"
     return [*first, *(blank if fit else []), *_ended(view, newest, now, width), Line(cut(more, width))]
 
 
@@ -119,7 +122,7 @@ def _ended(view: View, jobs: Sequence[JobView], now: float, width: int) -> list[
     head = ["#", "gpu", "took", *(cut(one_line(key), _WIDEST_OVERRIDE) for key in keys), "status", "value"]
     table = [head]
     for job in jobs:
-        slots = one_line(",".join(job.tries[-1].slots)) if job.tries else ""
+        slots = one_line(",".join(job.known_tries[-1].slots)) if job.known_tries else ""
         took = job.tries[-1].seconds(now) if job.tries else job.seconds
         cells_ = [cut(one_line(overrides[job.job.num].get(key, "")), _WIDEST_OVERRIDE) for key in keys]
         what = value_text(job.value) if job.state is State.COMPLETED else error(job)
@@ -164,17 +167,17 @@ def as_json(files: SweepFiles, view: View, how: Standing, now: float) -> dict[st
 
 
 def _job_as_json(files: SweepFiles, job: JobView, now: float) -> dict[str, Any]:
-    last = job.tries[-1] if job.tries else None
+    last = job.known_tries[-1] if job.known_tries else None
     return {
         "job": job.job.num,
         "overrides": list(job.job.overrides),
         "state": job.state.value,
-        "tries": len(job.tries),
+        "tries": len(job.known_tries),
         "pid": last.pid if last and job.running else None,
         "slots": list(last.slots) if last else [],
         "started": last.started if last else None,
         "ended": last.ended if last else None,
-        "seconds": last.seconds(now) if last else job.seconds,
+        "seconds": job.tries[-1].seconds(now) if job.tries else job.seconds,
         "cpu_s": job.cpu_s,
         "peak_mb": job.peak_mb,
         "value": job.value,

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from . import _interpreter, _link, _process, _start, _streams
 from ._display import Display, say
 from ._errors import ConfigurationError, JobLostError
+from ._facts import fault
 from ._files import SweepFiles
 from ._journal import JournalReader
 from ._link import Link, SupervisorGoneError
@@ -170,6 +171,8 @@ def _follow(link: Link, journal: JournalReader, display: Display) -> Iterator[di
     alive = True
     while True:
         for event in journal.new():  # before waiting: a doorbell may have come along with the answer
+            if fault(event) is not None:
+                continue  # somebody else has written it: it must not end a launch
             if event["event"] == "done":
                 return
             yield event

@@ -53,7 +53,7 @@ class Sweep:
         self._layout = choose_slots(self._settings)
         # Resolved before the fork: ${now:...} is kept in the config from then on, and a job must not ask again.
         self._sweep_dir = str(config.hydra.sweep.dir)
-        self._given = _given_by_hand(config)
+        self._given = _given_by_hand(config) if self._settings.ddp.nnodes == 1 else None
         self._view = View()
         self._launches = 0
         self._failed: str | None = None  # why nothing is to start any more, with fail_fast
@@ -90,8 +90,10 @@ class Sweep:
             fresh=fresh,
             resume=resume,
             command=tuple(sys.orig_argv),
+            given=self._given,
         )
-        shown = display(self._settings, jobs, files, self._view, self._again(request.command, files))
+        again = command_to_resume(request.command, request.given, from_here(files.sweep_dir))
+        shown = display(self._settings, jobs, files, self._view, again)
         ends = self._supervisor.run(request, shown)
         self._launches += 1
         self._used.add(files)
@@ -100,19 +102,13 @@ class Sweep:
             self._failed = _first_failure(jobs, returns)
         return returns
 
-    def _again(self, command: Sequence[str], files: SweepFiles) -> str | None:
-        """The command that runs what has not completed. Only where the sweeper asks for the same jobs each time."""
-        if self._given is None or self._settings.ddp.nnodes > 1:
-            return None
-        return command_to_resume(command, self._given, from_here(files.sweep_dir))
 
-
-def _given_by_hand(config: DictConfig) -> list[str] | None:
+def _given_by_hand(config: DictConfig) -> tuple[str, ...] | None:
     """The overrides of the whole command; None with a sweeper that may draw other points the next time."""
     if config.hydra.sweeper.get("_target_") != _BASIC_SWEEPER:
         return None
     overrides: Any = OmegaConf.to_container(config.hydra.overrides, resolve=False)  # as they were written
-    return [*overrides["hydra"], *overrides["task"]]
+    return (*overrides["hydra"], *overrides["task"])
 
 
 def choose_slots(settings: Settings) -> Layout:

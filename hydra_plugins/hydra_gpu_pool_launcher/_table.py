@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ._errors import JOB_ERRORS
+from ._results import error_line
 from ._tail import one_line
 from ._view import JobView, State, View, columns
 
@@ -36,10 +36,10 @@ def overview(view: View, now: float, where: str, width: int) -> list[Line]:
         "queued": count[State.QUEUED],
     }
     counts = _GAP.join(f"{number} {name}" for name, number in names.items() if number or name in {"done", "running"})
-    time = clock((view.at if view.done else now) - (now if view.began is None else view.began))
+    time = clock(view.took_s(now))
     left = None if view.done else view.left_s(now)
     if left is not None:
-        time += f", ends in about {clock(left)}"
+        time += f", ends in about {clock(max(1.0, left))}"
     slots = len(view.slots())
     if slots and not view.done:
         counts += f"    {sum(len(job.tries[-1].slots) for job in view.running())} of {slots} slots busy"
@@ -129,9 +129,8 @@ def error(job: JobView) -> str:
 
 
 def error_of(error_type: str | None, error_text: str | None) -> str:
-    """The same of an error alone. gpu_pool's own errors are whole sentences; others are known by their type."""
-    text, name = one_line(error_text or "").removeprefix("was cancelled: "), one_line(error_type or "")
-    return text if name in JOB_ERRORS or not name else f"{name}: {text}" if text else name
+    """The same of an error alone, without control characters."""
+    return one_line(error_line(error_type, error_text)).removeprefix("was cancelled: ")
 
 
 def value_text(value: Any) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from typing import Any
+
+from ._files import open_file
 
 _BLOCK = 1 << 14
 """Bytes from the end of a log that are looked at for its last line; a progress bar's are some hundred each."""
@@ -82,17 +83,11 @@ def last_lines(path: str, size: int = 4 * _BLOCK) -> list[str]:
 
 
 def _end(path: str, size: int) -> str:
-    """The last bytes of a file, as text. A pipe, or whatever else somebody has put there, is no log."""
+    """The last bytes of a file, as text. A pipe, a link, or whatever else somebody has put there, is no log."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(open_file(path), "rb", buffering=0) as file:
+            return os.pread(file.fileno(), size, max(0, os.fstat(file.fileno()).st_size - size)).decode(
+                errors="replace"
+            )
     except OSError:
         return ""
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            return ""
-        return os.pread(fd, size, max(0, found.st_size - size)).decode(errors="replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
