@@ -30,8 +30,8 @@ from support import LIMIT_S, sleeper
 from test_view import end, launch, queued, seen, start, stop
 
 from hydra_plugins.hydra_gpu_pool_launcher import _cancel, _cli, _gpus, _logs, _process, _status
+from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
-from hydra_plugins.hydra_gpu_pool_launcher._machine import Gpu
 from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._outside import Standing, WatchedSweep, find, resume_command, standing
 from hydra_plugins.hydra_gpu_pool_launcher._view import Launch

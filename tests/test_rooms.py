@@ -31,6 +31,7 @@ ORDER = (
     "_sweep",
     "_hydra_state",
     "_devices",
+    "_ids",
     "_machine",
     "_supervisor",
     "_start",
@@ -76,6 +77,8 @@ ORDER = (
     "_returns",
     "_journal",
     "_files",
+    "_cards",
+    "_driver",
     "_settings",
     "_torchrun",
     "_model",
@@ -94,7 +97,8 @@ PROCESS_CALLS = frozenset(
 PROCESS_MODULES = frozenset({"ctypes", "multiprocessing", "select", "subprocess"})
 
 ALLOWED = {
-    "_machine": {"subprocess", "os.killpg"},  # asks nvidia-smi, and ends it where a broken driver holds it
+    "_machine": {"subprocess", "os.killpg"},  # has the driver asked, and ends that where a broken driver holds it
+    "_driver": {"subprocess"},  # is a program of its own, which starts nvidia-smi
     "_interpreter": {"ctypes"},  # asks libcuda and libgomp
     "_reimport": {"multiprocessing"},  # imports an app as multiprocessing does, and starts no process with it
     "_family": {"os.kill", "os.killpg", "os.wait4", "os.waitid", "os.waitpid"},  # is about nothing else
