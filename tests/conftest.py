@@ -14,7 +14,7 @@ from running import StartApp, starting
 from standin import Cards, build_library, install_smi
 from support import RunApp
 
-from hydra_plugins.hydra_gpu_pool_launcher import _family, _process
+from hydra_plugins.hydra_gpu_pool_launcher import _family, _process, _sysfs
 
 
 def pytest_collection_finish() -> None:
@@ -46,12 +46,20 @@ def _no_devices_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         "ROCR_VISIBLE_DEVICES",
         "ZE_AFFINITY_MASK",
         "CUDA_MPS_PIPE_DIRECTORY",
+        "XLA_CLIENT_MEM_FRACTION",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
+        "XLA_PYTHON_CLIENT_PREALLOCATE",
+        "XLA_PYTHON_CLIENT_ALLOCATOR",
+        "TF_FORCE_GPU_ALLOW_GROWTH",
+        "TF_GPU_ALLOCATOR",
         "OMP_NUM_THREADS",
         "MKL_NUM_THREADS",
         "OPENBLAS_NUM_THREADS",
         "NUMEXPR_NUM_THREADS",
     ):
         monkeypatch.delenv(name, raising=False)
+    for root in ("KFD", "DRM"):
+        monkeypatch.setattr(_sysfs, root, os.devnull)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from running import App, StartApp
 from support import LIMIT_S, sleeper
 from test_view import end, launch, queued, seen, start, stop
 
-from hydra_plugins.hydra_gpu_pool_launcher import _cancel, _cli, _gpus, _logs, _process, _status
+from hydra_plugins.hydra_gpu_pool_launcher import _cancel, _cli, _gpus, _logs, _machine, _process, _status
 from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError
@@ -978,7 +978,7 @@ def test_a_driver_that_does_not_answer_is_said_to_be_so(run: Run, monkeypatch: p
     def silent(_: object) -> None:
         raise ConfigurationError("the NVIDIA driver cannot be asked (it is in trouble)")
 
-    monkeypatch.setattr(_gpus, "discover", silent)
+    monkeypatch.setattr(_machine, "discover", silent)
     assert "it is in trouble" in wrong(run, "gpus")
 
 

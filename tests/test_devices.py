@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from hydra_plugins.hydra_gpu_pool_launcher import _cards, _devices, _machine
 from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu, Instance
 from hydra_plugins.hydra_gpu_pool_launcher._devices import choose, layout, visibility
-from hydra_plugins.hydra_gpu_pool_launcher._ids import inherited
 from hydra_plugins.hydra_gpu_pool_launcher._machine import discover
 from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError, Device, Layout, Slot
 from hydra_plugins.hydra_gpu_pool_launcher._settings import checked
+from hydra_plugins.hydra_gpu_pool_launcher._vendors import inherited
 
 FOUR = tuple(Gpu(i, f"GPU-{letter}{i}00-1111", "Fake", False) for i, letter in enumerate("abcd"))
 SHY = (FOUR[0], Gpu(1, "GPU-b100-1111", "Fake", True))
@@ -74,7 +74,7 @@ def refusal(*args: Any, **raw: Any) -> str:
     ],
 )
 def test_the_inherited_list_is_read_as_cuda_reads_it(value: str | None, devices: Any) -> None:
-    assert inherited({} if value is None else {"CUDA_VISIBLE_DEVICES": value}) == devices
+    assert inherited({} if value is None else {"CUDA_VISIBLE_DEVICES": value}).entries == devices
 
 
 @pytest.mark.parametrize("found", [None, FOUR, ()])
@@ -418,9 +418,11 @@ def test_an_exclusive_gpu_is_fine_where_it_is_not_shared() -> None:
 
 
 @pytest.mark.parametrize("variable", ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"])
-def test_a_second_filter_is_refused_with_gpus_and_harmless_without(variable: str) -> None:
-    assert refusal(environ={variable: "0"}, gpus=[0]).startswith(f"{variable}='0': not supported yet")
-    assert entries(environ={variable: "0"}, gpus=[]) == [""]
+def test_a_filter_of_another_vendors_is_no_matter_and_is_left_alone(variable: str) -> None:
+    environ = {variable: "0"}
+    plan, lines = chosen("2,3", FOUR, environ=environ, gpus=[1])
+    assert ([device.entry for device in plan.devices], lines) == (["3"], [])
+    assert variable not in visibility(plan, plan.slots, environ)
 
 
 # --- what a job gets ---
@@ -628,7 +630,7 @@ def test_ids_are_taken_at_their_word_where_the_driver_cannot_be_asked_and_a_line
 
 @pytest.mark.parametrize(("ids", "listed"), [([], "0"), ("auto", ""), ("auto", "-1")])
 def test_nobody_is_asked_where_no_gpu_will_be_used(monkeypatch: pytest.MonkeyPatch, ids: Any, listed: str) -> None:
-    monkeypatch.setattr(_devices, "discover", lambda _: pytest.fail("asked"))
+    monkeypatch.setattr(_machine, "discover", lambda _: pytest.fail("asked"))
     assert layout(checked({"gpus": ids}), {"CUDA_VISIBLE_DEVICES": listed})[0].on_cpu
 
 

@@ -36,6 +36,9 @@ class Gpu:
 
     ``mig``: it is in MIG mode, and only its ``instances`` can be used. ``fault``: why the driver refuses it, in its own
     words; then ``uuid`` may be "". Memory and processes are None where they cannot be told.
+
+    AMD's and Intel's are told of in the same words: ``index`` is then HIP's number, or Level Zero's, ``uuid`` "" where
+    it is not known, and ``known_as`` as in ``Device``.
     """
 
     index: int
@@ -48,6 +51,7 @@ class Gpu:
     processes: Processes | None = None
     instances: tuple[Instance, ...] = ()
     fault: str | None = None
+    known_as: str | None = None
 
 
 def read(line: str) -> tuple[Gpu, ...]:

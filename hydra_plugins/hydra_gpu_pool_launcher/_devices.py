@@ -5,19 +5,16 @@ Only ``layout`` asks the machine; the rest is pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from ._caps import limits
 from ._cards import Gpu, Instance
-from ._ids import entry_of, gpu_of, identity, inherited, instance_of, is_number, listing, usable
-from ._machine import cores, discover, mps
-from ._model import ConfigurationError, Device, Group, Layout, Settings, Slot
-from ._settings import shown
-
-_OTHER_FILTERS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-
-#: What would silently beat the slot if a job's environment set it after us. NVIDIA_VISIBLE_DEVICES is not among them:
-#: the container's runtime reads it, no process does.
-VISIBILITY_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", *_OTHER_FILTERS})
+from ._ids import entry_of, gpu_of, identity, instance_of, listing, usable
+from ._machine import Found, cores, look, mps
+from ._model import ConfigurationError, Device, Group, Layout, Settings, Slot, Vendor
+from ._sysfs import amd
+from ._vendors import NAMES, READERS, Inherited, hiding, inherited, is_number, known_as, none_shown, showing
 
 
 def layout(settings: Settings, environ: Mapping[str, str]) -> tuple[Layout, list[str]]:
@@ -26,48 +23,60 @@ def layout(settings: Settings, environ: Mapping[str, str]) -> tuple[Layout, list
     Raises ConfigurationError, also where ``auto`` rests on a driver that is there and does not answer: a night on the
     CPU instead would be worse.
     """
-    found, lines = None, []
-    if settings.gpus != () and inherited(environ) != ():
+    found, lines = Found(), list[str]()
+    if settings.gpus != () and not (settings.vendor in {"auto", "nvidia"} and none_shown(environ)):
         try:
-            found = discover(environ)
+            found = look(settings.vendor, environ)
         except ConfigurationError as error:
-            if settings.gpus == "auto" and inherited(environ) is None:
+            if settings.gpus == "auto" and inherited(environ).value is None:
                 raise ConfigurationError(
                     f"{settings.prefix}gpus=auto: {error}; repair it, name the GPUs, or set gpus: [] for CPU slots."
                 ) from None
             lines = [f"ids are taken at their word: {error}"]
-    chosen, more = choose(settings, environ, found, cores(), mps=mps(environ))
-    if found is None and not lines and not chosen.on_cpu:
-        lines = [
-            f"GPU {', '.join(d.label for d in chosen.devices)}: taken at your word, no NVIDIA driver was found here"
-        ]
+    vendor, gpus = found.vendor, found.gpus
+    if vendor == "intel" and settings.gpus != "auto":
+        gpus = None  # Level Zero may count tiles, which nobody here can see
+    chosen, more = choose(settings, environ, gpus, cores(), mps=mps(environ), vendor=vendor)
+    if chosen.on_cpu:
+        return (replace(chosen, vendor="amd") if settings.vendor == "amd" or amd() else chosen), lines + more
+    if found.why is not None:
+        lines = [f"vendor: {vendor}, since {found.why}"]
+    if gpus is None and not any(line.startswith("ids are") for line in lines):
+        why = f"no {NAMES[vendor]} driver was found here" if vendor != "intel" else "Intel's driver is not asked"
+        lines.append(f"GPU {', '.join(d.label for d in chosen.devices)}: taken at your word, {why}")
     return chosen, lines + more
 
 
 def choose(
-    settings: Settings, environ: Mapping[str, str], found: tuple[Gpu, ...] | None, cores: int, *, mps: bool = False
+    settings: Settings,
+    environ: Mapping[str, str],
+    found: tuple[Gpu, ...] | None,
+    cores: int,
+    *,
+    mps: bool = False,
+    vendor: Vendor = "nvidia",
 ) -> tuple[Layout, list[str]]:
     """The slots that the settings mean on this machine, and what a person should know of it, a fact a line.
 
-    ``found``: what ``discover`` says; None: nobody can say, so ids are taken at their word. ``cores``: the CPU slots
-    where there are no GPUs and nobody set ``cpu_slots``. ``mps``: a server lets several processes onto an exclusive
-    GPU. Pure. Raises ConfigurationError where the settings cannot be kept.
+    ``found``: what ``look`` says; None: nobody can say, so ids are taken at their word. ``cores``: the CPU slots where
+    there are no GPUs and nobody set ``cpu_slots``. ``mps``: a server lets several processes onto an exclusive GPU.
+    ``vendor``: whose GPUs they are. Pure. Raises ConfigurationError where the settings cannot be kept.
     """
     lines: list[str] = []
-    value = environ.get("CUDA_VISIBLE_DEVICES", "")
-    listed = usable(environ, found) if settings.gpus else ()  # gpus: [] is a remedy: it works whatever was inherited
-    if listed and len(listed) < value.count(",") + 1:
-        lines.append(f"CUDA_VISIBLE_DEVICES={shown(value)} counts as far as {listed[-1]}: what follows is no GPU here")
+    given = inherited(environ, vendor)
+    listed = usable(given, found) if settings.gpus else ()  # gpus: [] is a remedy: it works whatever was inherited
+    if listed and len(listed) < (given.value or "").count(",") + 1:
+        lines.append(f"{given} counts as far as {listed[-1]}: what follows is no GPU here")
 
     asked: list[tuple[str, Gpu | None]]
     if settings.gpus != "auto":
-        entries = tuple(entry_of(wanted, settings, environ, listed, found) for wanted in settings.gpus)
-        asked = [(entry, gpu_of(entry, environ, found)) for entry in entries]
+        entries = tuple(entry_of(wanted, settings, given, listed, found) for wanted in settings.gpus)
+        asked = [(entry, gpu_of(entry, given, found)) for entry in entries]
     elif listed is not None:
-        asked = [(entry, gpu_of(entry, environ, found)) for entry in listed]
+        asked = [(entry, gpu_of(entry, given, found)) for entry in listed]
     else:
         asked = [(str(gpu.index), gpu) for gpu in found or ()]
-    devices, more = _offered(settings, environ, asked, found or ())
+    devices, more = _offered(settings, given, asked, found or ())
     lines += more
 
     if not devices:
@@ -82,16 +91,17 @@ def choose(
         if settings.ddp.nnodes > 1:
             slots = 1
         if settings.gpus == "auto":
-            why = "no GPU was found" if listed is None else f"CUDA_VISIBLE_DEVICES={shown(value)} shows none"
+            whose = "" if vendor == "nvidia" else f"{NAMES[vendor]} "
+            why = f"no {whose}GPU was found" if listed is None else f"{given} shows none"
             lines.append(f"CPU only, {slots} at once: {why}")
-        plan = Layout((Device(""),), slots)
+        plan = Layout((Device(""),), slots, vendor=vendor)
         return plan, lines + _lines_of_ranks(settings, plan)
 
-    _refuse(settings, environ, devices)
+    _refuse(settings, READERS.get(vendor), devices)
     lines += _lines_of_exclusive(settings, devices, found or (), mps=mps)
-    plan = Layout(devices, settings.per_gpu, settings.gpus_per_job)
+    plan = Layout(devices, settings.per_gpu, settings.gpus_per_job, vendor)
     if settings.ddp.nnodes > 1:  # job by job: each machine would choose its own order among several
-        plan = Layout(plan.devices[: settings.gpus_per_job], 1, settings.gpus_per_job)
+        plan = replace(plan, devices=plan.devices[: settings.gpus_per_job], slots_per_device=1)
     if settings.one_gpu:
         lines.append(f"GPU {asked[0][0]} only (gpus={listing(settings)} is an id, not a count)")
     if idle := len(plan.slots) % plan.devices_per_job:
@@ -103,7 +113,7 @@ def choose(
 
 def _offered(
     settings: Settings,
-    environ: Mapping[str, str],
+    inherited: Inherited,
     asked: Iterable[tuple[str, Gpu | None]],
     found: tuple[Gpu, ...],
 ) -> tuple[tuple[Device, ...], list[str]]:
@@ -112,12 +122,14 @@ def _offered(
     What cannot be used is left out by ``auto``, with a line. Raises ConfigurationError where it was asked for by its
     id, and where ``auto`` is left with nothing: a night on the CPU instead would be worse.
     """
-    by_number = _cuda_counts_as_nvidia_smi(environ, found)
+    # CUDA may count otherwise than nvidia-smi: in another order, or past what it cannot open or show.
+    by_number = inherited.in_order and not any(gpu.mig or gpu.fault is not None for gpu in found)
     devices: dict[str, Device] = {}
     lines, faults = [], []
     for entry, gpu in asked:
         if gpu is None:
-            devices.setdefault(identity(entry, environ, found), Device(entry))
+            name = known_as(inherited.vendor, entry)
+            devices.setdefault(identity(entry, inherited, found), Device(entry, known_as=name))
         elif why := _why_unusable(gpu):
             if settings.gpus != "auto":
                 raise ConfigurationError(
@@ -137,7 +149,8 @@ def _offered(
                 devices.setdefault(instance.uuid, Device(instance.uuid, instance.uuid, instance.total_bytes))
         else:
             shown_as = entry if by_number or not is_number(entry) else gpu.uuid
-            devices.setdefault(gpu.uuid, Device(shown_as, gpu.uuid, gpu.total_bytes))
+            device = Device(shown_as, gpu.uuid or None, gpu.total_bytes, gpu.known_as)
+            devices.setdefault(device.key, device)
     if faults and not devices:
         raise ConfigurationError(
             f"{settings.prefix}gpus=auto: no GPU can be used ({'; '.join(faults)}); repair that, or set gpus: [] for "
@@ -152,12 +165,6 @@ def _why_unusable(gpu: Gpu) -> str | None:
     if gpu.mig and not gpu.instances:
         return "it is in MIG mode, and no instance of it is there"
     return None
-
-
-def _cuda_counts_as_nvidia_smi(environ: Mapping[str, str], found: tuple[Gpu, ...]) -> bool:
-    """Whether a GPU's number there is its number in CUDA_VISIBLE_DEVICES: CUDA may skip what it cannot open or show."""
-    in_order = environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID") == "PCI_BUS_ID"
-    return in_order and not any(gpu.mig or gpu.fault is not None for gpu in found)
 
 
 def group(settings: Settings, layout: Layout) -> Group | None:
@@ -181,17 +188,11 @@ def _lines_of_ranks(settings: Settings, layout: Layout) -> list[str]:
     return lines
 
 
-def _refuse(settings: Settings, environ: Mapping[str, str], devices: tuple[Device, ...]) -> None:
+def _refuse(settings: Settings, reader: str | None, devices: tuple[Device, ...]) -> None:
     """Raise ConfigurationError where jobs could not use these GPUs as the settings say."""
     entries = [device.entry for device in devices]
     per_job, here = settings.gpus_per_job, ", ".join(entries)
     prefix = settings.prefix
-    for variable in _OTHER_FILTERS:
-        if variable in environ:
-            raise ConfigurationError(
-                f"{variable}={shown(environ[variable])}: not supported yet, since two filters together can hide every "
-                "GPU; unset it, or set gpus: [] for CPU slots."
-            )
     if per_job > 1 and any(entry.startswith("MIG-") for entry in entries):
         raise ConfigurationError(
             f"{prefix}gpus_per_job={per_job}: a process sees only one MIG instance of {here}; set it to 1, or use "
@@ -201,9 +202,9 @@ def _refuse(settings: Settings, environ: Mapping[str, str], devices: tuple[Devic
         raise ConfigurationError(
             f"{prefix}gpus_per_job={per_job}: expected at most {len(entries)}, the GPUs in use ({here})."
         )
-    if per_job > 1 and len(set(map(is_number, entries))) > 1:
+    if per_job > 1 and reader is not None and len(set(map(is_number, entries))) > 1:
         raise ConfigurationError(
-            f"{prefix}gpus={listing(settings)}: CUDA reads no list of numbers and names ({here}); with "
+            f"{prefix}gpus={listing(settings)}: {reader} reads no list of numbers and names ({here}); with "
             f"gpus_per_job={per_job} give all by number, or all by name."
         )
 
@@ -235,17 +236,26 @@ def _lines_of_exclusive(
     return []
 
 
-def visibility(layout: Layout, slots: tuple[Slot, ...], environ: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    layout: Layout,
+    mem_caps: bool,
+    set_later: frozenset[str],
+    slots: Sequence[Slot],
+    environ: Mapping[str, str],
+) -> dict[str, str]:
+    """What is set for a job on these slots because of its devices: ``visibility``, and with ``mem_caps`` its limits.
+
+    ``environ``: what it gets besides, from the user; ``set_later``: the names of what the user has set in its process.
+    """
+    users = {*environ, *set_later}
+    return {**visibility(layout, slots, environ), **(limits(layout, slots, users) if mem_caps else {})}
+
+
+def visibility(layout: Layout, slots: Sequence[Slot], environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that show a job on these slots its own devices, and tell it which they are. Pure.
 
     To be set before any code of the user runs: CUDA reads them once.
     """
-    entries = ",".join(dict.fromkeys(layout.devices[slot.device].entry for slot in slots))
-    variables = {
-        "CUDA_VISIBLE_DEVICES": entries,
-        "GPU_POOL_GPUS": entries,
-        "GPU_POOL_SLOT": ",".join(map(layout.label, slots)),
-    }
-    if "CUDA_DEVICE_ORDER" not in environ:
-        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # nvidia-smi's numbers; CUDA's own default is fastest first
-    return variables
+    entries = list(dict.fromkeys(layout.devices[slot.device].entry for slot in slots))
+    seen = hiding(layout.vendor, environ) if layout.on_cpu else showing(layout.vendor, entries, environ)
+    return {**seen, "GPU_POOL_GPUS": ",".join(entries), "GPU_POOL_SLOT": ",".join(map(layout.label, slots))}

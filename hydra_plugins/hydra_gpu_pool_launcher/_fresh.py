@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 
 from . import _interpreter, _job, _process, _rank, _reimport
+from ._caps import LIMITS
 from ._carry import ARGUMENTS, Carried, CarriedBody, Parts
 from ._guard import FreshSupervisor, be_supervisor
 from ._model import ConfigurationError, Slot
@@ -100,7 +101,7 @@ def _imported(carried: Carried, app: App) -> tuple[CarriedBody | None, dict[str,
     on_cpu = app.layout.on_cpu
     unsafe = functools.partial(_interpreter.unsafe_to_fork, on_cpu=on_cpu)
     some_slots = [Slot(device, 0) for device in range(app.layout.devices_per_job)]
-    sensitive = app.devices(some_slots, os.environ)
+    sensitive = {name: v for name, v in app.devices(some_slots, os.environ).items() if name not in LIMITS}
     try:
         with _reimport.watched(carried.preparation, unsafe, frozenset(sensitive)) as watch:
             parts = Parts(carried.parts)

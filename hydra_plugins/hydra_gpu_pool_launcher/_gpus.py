@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import _devices, _ids
 from ._cards import Gpu, Instance
-from ._machine import cores, discover
-from ._model import Device
+from ._machine import cores, look
+from ._model import Device, Vendor
 from ._settings import checked
+from ._sysfs import intel
 from ._table import cells, pad
 from ._tail import one_line
+from ._vendors import NAMES, Inherited, inherited, is_number
 
 _GAP = "  "
+_WHOSE_NUMBERS: Mapping[Vendor, str] = {
+    "nvidia": "nvidia-smi's number",
+    "amd": "HIP's number, which counts within ROCR_VISIBLE_DEVICES where that is set",
+    "intel": "Level Zero's number",
+}
 _SHOWN = 4
 """Processes of a device in its line; there may be hundreds."""
 
@@ -40,9 +47,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Gpus:
-    """``visible``: CUDA_VISIBLE_DEVICES. ``driver``: there is one. ``cpu_slots``: where ``gpus=auto`` takes no GPUs."""
+    """``visible``: CUDA_VISIBLE_DEVICES, or its like of the vendor. ``driver``: there is one.
 
-    visible: str | None
+    ``cpu_slots``: where ``gpus=auto`` takes no GPUs.
+    """
+
+    visible: Inherited
     driver: bool
     rows: tuple[Row, ...]
     cpu_slots: int | None
@@ -51,17 +61,24 @@ class Gpus:
 
 def ask(environ: Mapping[str, str]) -> Gpus:
     """What there is. Blocks while the driver answers. Raises ConfigurationError where it does not, or not well."""
-    return told(environ, discover(environ), cores())
+    found = look("auto", environ)
+    gpus = told(environ, found.gpus, cores(), found.vendor)
+    notes = [] if found.why is None else [f"vendor: {found.vendor}, since {found.why}"]
+    if not gpus.rows and (of_intel := len(intel())):
+        what = "is 1 GPU of Intel's, which is" if of_intel == 1 else f"are {of_intel} GPUs of Intel's, which are"
+        notes.append(f"there {what} used only with vendor: intel")
+    return replace(gpus, notes=(*notes, *gpus.notes))
 
 
-def told(environ: Mapping[str, str], found: tuple[Gpu, ...] | None, cores: int) -> Gpus:
+def told(environ: Mapping[str, str], found: tuple[Gpu, ...] | None, cores: int, vendor: Vendor = "nvidia") -> Gpus:
     """The same of what the driver has said. Pure. Raises ConfigurationError where no sweep could use these GPUs."""
-    layout, notes = _devices.choose(checked({}, prefix=""), environ, found, cores)
+    layout, notes = _devices.choose(checked({}, prefix=""), environ, found, cores, vendor=vendor)
+    visible = inherited(environ, vendor)
     rows = [
         Row(
-            _id(device, environ, found),
+            _id(device, visible, found),
             device.entry,
-            _ids.gpu_of(device.entry, environ, found),
+            _ids.gpu_of(device.entry, visible, found),
             _ids.instance_of(device.entry, found),
         )
         for device in layout.devices
@@ -70,16 +87,16 @@ def told(environ: Mapping[str, str], found: tuple[Gpu, ...] | None, cores: int) 
     seen = {row.told for row in rows}
     rows += [row for row in _all(found or ()) if row.told not in seen]
     slots = layout.slots_per_device if layout.on_cpu else None
-    return Gpus(environ.get("CUDA_VISIBLE_DEVICES"), found is not None, tuple(rows), slots, tuple(notes))
+    return Gpus(visible, found is not None, tuple(rows), slots, tuple(notes))
 
 
-def _id(device: Device, environ: Mapping[str, str], found: tuple[Gpu, ...] | None) -> str:
-    gpu = _ids.gpu_of(device.entry, environ, found)
-    listed = _ids.usable(environ, found)
+def _id(device: Device, visible: Inherited, found: tuple[Gpu, ...] | None) -> str:
+    gpu = _ids.gpu_of(device.entry, visible, found)
+    listed = _ids.usable(visible, found)
     if listed is not None:  # an instance may be there by its GPU
         same = [entry == device.entry for entry in listed]
-        return str(same.index(True) if any(same) else [_ids.gpu_of(e, environ, found) for e in listed].index(gpu))
-    if gpu is None or _ids.instance_of(device.entry, found) or _ids.gpu_of(str(gpu.index), environ, found) is None:
+        return str(same.index(True) if any(same) else [_ids.gpu_of(e, visible, found) for e in listed].index(gpu))
+    if gpu is None or _ids.instance_of(device.entry, found) or _ids.gpu_of(str(gpu.index), visible, found) is None:
         return device.entry
     return str(gpu.index)
 
@@ -92,12 +109,14 @@ def _all(found: tuple[Gpu, ...]) -> Iterator[Row]:
 def lines(gpus: Gpus) -> list[str]:
     """For a person."""
     text = []
-    if gpus.visible is not None:
-        text.append(f"CUDA_VISIBLE_DEVICES={one_line(gpus.visible)}: an id is an index into it")
-    elif any(row.id and _ids.is_number(row.id) for row in gpus.rows):
-        text.append("CUDA_VISIBLE_DEVICES is not set: an id is nvidia-smi's number")
+    visible = gpus.visible
+    if visible.value is not None:
+        text.append(f"{visible.variable}={one_line(visible.value)}: an id is an index into it")
+    elif any(row.id and is_number(row.id) for row in gpus.rows):
+        text.append(f"{visible.variable} is not set: an id is {_WHOSE_NUMBERS[visible.vendor]}")
     if not gpus.driver:
-        text.append("no NVIDIA driver was found here" + (": ids are taken at your word" if gpus.rows else ""))
+        word = ": ids are taken at your word" if gpus.rows else ""
+        text.append(f"no {NAMES[visible.vendor]} driver was found here{word}")
     if gpus.rows:
         text += ["", *_table(gpus), ""]
     return [*text, *map(one_line, gpus.notes)]
@@ -111,8 +130,8 @@ def _table(gpus: Gpus) -> list[str]:
         if gpu and gpu.exclusive:
             name += " (exclusive: one process)"
         uuid = "" if it is None or it.uuid == row.id else one_line(it.uuid)
-        number = "" if gpu is None else str(gpu.index)
-        shown = row.entry or f"({_why_not(row)})"
+        number = "" if gpu is None or gpus.visible.vendor != "nvidia" else str(gpu.index)
+        shown = row.entry or f"({_why_not(row, gpus.visible.variable)})"
         table.append([row.id or "-", number, name, _memory(it), _processes(it), uuid, shown])
     told = [i for i in range(len(table[0])) if any(row[i] for row in table[1:])]  # without a driver: the ids, no more
     table = [[row[i] for i in told] for row in table]
@@ -120,12 +139,12 @@ def _table(gpus: Gpus) -> list[str]:
     return [(_GAP + _GAP.join(map(pad, row, widths))).rstrip() for row in table]
 
 
-def _why_not(row: Row) -> str:
+def _why_not(row: Row, variable: str) -> str:
     if row.gpu and row.gpu.fault is not None:
         return f"refused by the driver: {one_line(row.gpu.fault)}"
     if row.gpu and row.gpu.mig and row.instance is None:
         return "in MIG mode, without an instance"
-    return "hidden by CUDA_VISIBLE_DEVICES"
+    return f"hidden by {variable}"
 
 
 def _memory(device: Gpu | Instance | None) -> str:
@@ -145,7 +164,10 @@ def _processes(device: Gpu | Instance | None) -> str:
 def as_json(gpus: Gpus) -> dict[str, Any]:
     """For a script, as README describes it."""
     return {
-        "cuda_visible_devices": gpus.visible,
+        "cuda_visible_devices": gpus.visible.value if gpus.visible.variable == "CUDA_VISIBLE_DEVICES" else None,
+        "vendor": gpus.visible.vendor,
+        "variable": gpus.visible.variable,
+        "visible": gpus.visible.value,
         "driver": gpus.driver,
         "gpus": [_row_as_json(row) for row in gpus.rows],
         "cpu_slots": gpus.cpu_slots,

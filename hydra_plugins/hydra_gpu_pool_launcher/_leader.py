@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from . import _carry, _interpreter, _process
+from ._caps import LIMITS
 from ._files import SweepFiles
 from ._model import ConfigurationError, Job, JobCrashedError, JobError
 from ._result import described
@@ -120,6 +121,8 @@ def enter_fresh(assignment: Assignment, load: Callable[[], T]) -> tuple[_process
 
 def _require_unchanged(assignment: Assignment) -> None:
     for name in assignment.visibility:
+        if name in LIMITS:
+            continue  # the app may well know better
         if os.environ.get(name) != assignment.environ.get(name):
             raise ConfigurationError(
                 f"The app sets {name}={os.environ.get(name)!r} when it is imported, over what start_method: spawn has "

@@ -11,10 +11,12 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from . import _cards
+from . import _cards, _sysfs, _vendors
 from ._cards import Gpu
-from ._model import ConfigurationError
+from ._model import ConfigurationError, Vendor
 
 ASK_S = 30.0  # a driver in trouble makes nvidia-smi hang, for ever if need be
 NVIDIACTL = "/dev/nvidiactl"  # there as soon as the driver is
@@ -23,8 +25,39 @@ OWN_CGROUP = "/proc/self/cgroup"
 CGROUP_ROOT = "/sys/fs/cgroup"
 
 
+@dataclass(frozen=True)
+class Found:
+    """Whose GPUs are used, and all that there are of them; None: nobody can say.
+
+    ``why``: a clause that says why they are not NVIDIA's, where that was not asked for.
+    """
+
+    vendor: Vendor = "nvidia"
+    gpus: tuple[Gpu, ...] | None = None
+    why: str | None = None
+
+
+def look(vendor: Literal["auto"] | Vendor, environ: Mapping[str, str]) -> Found:
+    """The GPUs of the vendor, numbered as its variable does; ``auto``: NVIDIA's, where there are any.
+
+    Blocks and raises as ``discover``, unless another vendor's are asked for.
+    """
+    nvidia, why = None, None
+    if vendor in {"auto", "nvidia"}:
+        nvidia = discover(environ)
+    if vendor == "auto":
+        vendor, why = ("nvidia", None) if nvidia else _vendors.without_nvidia(environ, amd=bool(_sysfs.amd()))
+    if vendor == "nvidia":
+        return Found(vendor, nvidia)
+    if vendor == "amd":
+        return Found(vendor, _vendors.within_rocr(_sysfs.amd(), environ), why)
+    # Depending on how it is set up, Level Zero counts tiles: whatever numbers are given may be right.
+    asked = _vendors.inherited(environ, vendor).value is not None
+    return Found(vendor, None if asked else _sysfs.intel(), why)
+
+
 def discover(environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
-    """Every GPU of this machine in the driver's order, whatever CUDA_VISIBLE_DEVICES says; None: no driver here.
+    """Every GPU of NVIDIA's in the driver's order, whatever CUDA_VISIBLE_DEVICES says; None: no driver here.
 
     Runs in main; has ``_driver`` ask, in a short-lived process, and waits up to ``ASK_S`` seconds for it. Raises
     ConfigurationError, without a full stop, where a driver is there and does not answer.

@@ -108,9 +108,15 @@ class Job:
         return f"job {self.num} ({' '.join(self.overrides)})" if self.overrides else f"job {self.num}"
 
 
+Vendor = Literal["nvidia", "amd", "intel"]
+"""Whose GPUs the jobs of a sweep use."""
+
+
 @dataclass(frozen=True)
 class Device:
     """One GPU or MIG instance, as CUDA_VISIBLE_DEVICES names it ("3", "GPU-…", "MIG-…"), or the CPU ("").
+
+    Those of other vendors, as their variable does.
 
     ``uuid`` and ``total_bytes``, its memory, are None where nobody can tell them.
     """
@@ -118,11 +124,15 @@ class Device:
     entry: str
     uuid: str | None = None
     total_bytes: int | None = None
+    known_as: str | None = None  # where its entry does not tell it from all other devices of this machine: "amd-2"
 
     @property
     def key(self) -> str:
-        """What it is known by, on this machine and whatever CUDA_VISIBLE_DEVICES says: its UUID, else the entry."""
-        return self.uuid or self.entry
+        """What it is known by, on this machine and whatever CUDA_VISIBLE_DEVICES says: its UUID, else the entry.
+
+        Of vendors other than NVIDIA, the vendor and the number: "amd-2", "intel-0".
+        """
+        return self.uuid or self.known_as or self.entry
 
     @property
     def label(self) -> str:
@@ -142,12 +152,14 @@ class Slot:
 class Layout:
     """Which slots there are, and how many a job takes, each on another device.
 
-    CPU slots are slots on one device whose entry is "": to the schedule, room is room.
+    CPU slots are slots on one device whose entry is "": to the schedule, room is room. ``vendor``: whose GPUs they are
+    on; with CPU slots, whose are here and must be hidden.
     """
 
     devices: tuple[Device, ...]
     slots_per_device: int
     devices_per_job: int = 1
+    vendor: Vendor = "nvidia"
 
     @property
     def on_cpu(self) -> bool:
@@ -200,6 +212,7 @@ class Settings:
     prefix: str
 
     gpus: Literal["auto"] | tuple[str, ...]
+    vendor: Literal["auto"] | Vendor
     one_gpu: bool  # gpus was a single number: the log then says "GPU 2 only", since a count may have been meant
     per_gpu: int
     gpus_per_job: int
@@ -216,6 +229,7 @@ class Settings:
     fail_fast: bool
     resume: bool
     min_free_gpu_mem_gb: float | None
+    mem_caps: bool
     share: bool
     output: Literal["file", "tee"]
     progress: Literal["auto", "live", "log", "none"]

@@ -122,6 +122,7 @@ _BOOL: _Rule = (_yes_or_no, "true or false")
 # Per key: its default, its rule.
 _KEYS: Mapping[str, tuple[Any, _Rule]] = {
     "gpus": ("auto", (_ids, _GPUS)),
+    "vendor": ("auto", _word("auto", "nvidia", "amd", "intel")),
     "per_gpu": (1, _whole(1, 1000)),
     "gpus_per_job": (1, _whole(1)),
     "cpu_slots": (None, _or_null(_whole(1, 1000))),
@@ -136,6 +137,7 @@ _KEYS: Mapping[str, tuple[Any, _Rule]] = {
     "fail_fast": (False, _BOOL),
     "resume": (False, _BOOL),
     "min_free_gpu_mem_gb": (None, _or_null(_number())),
+    "mem_caps": (True, _BOOL),
     "share": (True, _BOOL),
     "output": ("file", _word("file", "tee")),
     "progress": ("auto", _word("auto", "live", "log", "none")),

@@ -30,6 +30,7 @@ from ._process import require_pidfd
 from ._result import Call, Result, safe_text
 from ._settings import checked
 from ._supervisor import Supervisor, settle, with_remote_traceback
+from ._vendors import VISIBILITY_VARIABLES
 from ._verdict import told
 from ._view import View
 from ._world import App
@@ -60,7 +61,10 @@ class Sweep:
         self._used: set[SweepFiles] = set()
         _close_previous()
         self._supervisor = start_supervisor(
-            _HydraBody(hydra_context, task_function, config), self._layout, self._settings
+            _HydraBody(hydra_context, task_function, config),
+            self._layout,
+            self._settings,
+            frozenset(map(str, config.hydra.job.env_set)),
         )
         _supervisors.add(self._supervisor)
 
@@ -133,8 +137,13 @@ def _close_previous() -> None:
             _supervisors.discard(supervisor)
 
 
-def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> Supervisor:
-    """A supervisor for this app, forked from it as it is now. Raises ConfigurationError where that is not safe."""
+def start_supervisor(
+    body: CarriedBody, layout: Layout, settings: Settings, set_later: frozenset[str] = frozenset()
+) -> Supervisor:
+    """A supervisor for this app, forked from it as it is now. Raises ConfigurationError where that is not safe.
+
+    ``set_later``: the names of the variables that the body sets in each job's process, for the user.
+    """
     if bound_to_one_core():
         say(
             f"the main process may use one CPU core of {os.cpu_count()}, and all jobs will share it: unless that is "
@@ -156,7 +165,7 @@ def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> S
             threads_per_job=settings.threads_per_job,
             cores=cores(),
             group=_devices.group(settings, layout),
-            devices=functools.partial(_devices.visibility, layout),
+            devices=functools.partial(_devices.environment, layout, settings.mem_caps, set_later),
         ),
         settings.start_method,
     )
@@ -197,7 +206,7 @@ def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_visibility(config: DictConfig) -> None:
     """``hydra.job.env_set`` is applied by run_job, after us: there, such a variable would silently beat the slot."""
     for name in config.hydra.job.env_set:
-        if name in _devices.VISIBILITY_VARIABLES:
+        if name in VISIBILITY_VARIABLES:
             raise ConfigurationError(
                 f"hydra.job.env_set.{name}={config.hydra.job.env_set[name]!r}: gpu_pool sets the visible devices of "
                 "each job itself; remove it there, and choose devices with hydra.launcher.gpus."
