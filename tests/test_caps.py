@@ -120,7 +120,7 @@ def test_an_app_that_sets_a_limit_itself_in_a_fresh_interpreter_is_not_refused(r
     """As a visibility variable would be."""
     source = """
 import os
-if "GPU_POOL_SLOT" in os.environ: os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = ".2"
+if __name__ != "__main__": os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = ".2"
 from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
 def job(x):
     return os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"]
