@@ -7,7 +7,8 @@ one job at a time on one *device*, an *outcome* how a job ended.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hydra.errors import CompactHydraException
@@ -110,9 +111,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU or MIG instance, as CUDA_VISIBLE_DEVICES names it ("3", "GPU-…", "MIG-…"), or the CPU ("")."""
+    """One GPU or MIG instance, as CUDA_VISIBLE_DEVICES names it ("3", "GPU-…", "MIG-…"), or the CPU ("").
+
+    ``total_bytes``: of its memory; None: nobody knows.
+    """
 
     entry: str
+    total_bytes: int | None = None
 
     @property
     def label(self) -> str:
@@ -216,6 +221,8 @@ class Policy:
     """How jobs are treated, whatever they are: the keys of these names that the schedule decides by, in seconds.
 
     ``retry_on``: the values of the Causes after which a job has one of its ``max_retries`` further tries.
+    ``min_free``: bytes of a GPU's memory, below which no job starts there. ``settle_s``: how long the memory of an
+    ended job is given to come back; 0 where no driver can be asked for it.
     """
 
     kill_grace_s: float
@@ -224,6 +231,8 @@ class Policy:
     max_retries: int = 0
     retry_on: frozenset[str] = frozenset()
     fail_fast: bool = False
+    min_free: int | None = None
+    settle_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -356,7 +365,32 @@ class Released:
     """Jobs may start again."""
 
 
-Event = Submitted | StartRefused | Returned | Saving | Ending | Gone | Abandoned | Stop | Cancel | Held | Released
+@dataclass(frozen=True)
+class Measured:
+    """The answer to Look: the devices' free memory, in bytes, by their positions in ``Layout.devices``.
+
+    A device without an entry, or with None: nobody can say. ``used``: what the processes of a job hold of a device, by
+    the job's number and the device, as far as that is known.
+    """
+
+    free: Mapping[int, int | None]
+    used: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+
+Event = (
+    Submitted
+    | StartRefused
+    | Returned
+    | Saving
+    | Ending
+    | Gone
+    | Abandoned
+    | Stop
+    | Cancel
+    | Held
+    | Released
+    | Measured
+)
 
 
 # --- commands: what the schedule wants done, in this order ---
@@ -414,4 +448,17 @@ class Retry:
     outcome: Outcome
 
 
-Command = Start | Interrupt | Kill | Abandon | End | Retry
+@dataclass(frozen=True)
+class Look:
+    """Ask the driver for the devices' memory. Answered by Measured, always, and in a bounded time."""
+
+
+@dataclass(frozen=True)
+class Scarce:
+    """Tell that a device, with so many bytes free, has too little for a job to start; None: nobody can say how many."""
+
+    device: int
+    free: int | None
+
+
+Command = Start | Interrupt | Kill | Abandon | End | Retry | Look | Scarce

@@ -29,11 +29,14 @@ from ._model import (
     Interrupt,
     Job,
     Kill,
+    Look,
+    Measured,
     Released,
     Report,
     Retry,
     Returned,
     Saving,
+    Scarce,
     Start,
     StartRefused,
     Stop,
@@ -76,7 +79,7 @@ class World(Protocol):
     def now(self) -> float:
         """Seconds of the monotonic clock."""
 
-    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died]:
+    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died | Measured]:
         """What happened; empty when the deadline passed before anything did."""
 
     def open(self, request: Request) -> Earlier | None:
@@ -123,6 +126,15 @@ class World(Protocol):
 
     def set_aside(self, num: int) -> None:
         """Take what a stopped job saved out of the place of results."""
+
+    def look(self) -> None:
+        """Have the devices' memory measured; ``wait`` gives the answer, within seconds, also where there is none."""
+
+    def scarcity(self, device: int, free: int | None) -> str:
+        """A sentence: how much of this device is free, and who holds the rest, as far as that is known."""
+
+    def gpu_mb(self, num: int) -> float | None:
+        """The most of its GPUs' memory that the job's try has been seen with, in MB (1e6 bytes); None: nobody knows."""
 
 
 LOOK_AGAIN_S = 1.0
@@ -188,13 +200,13 @@ class Pool:
             self._held = True
             self._tell(Held())
 
-    def _take(self, event: Request | Close | Stop | Cancel | Ending | Died) -> None:
+    def _take(self, event: Request | Close | Stop | Cancel | Ending | Died | Measured) -> None:
         match event:
             case Close():
                 self._closing = True
             case Request():
                 self._launch(event)
-            case Stop() | Cancel():
+            case Stop() | Cancel() | Measured():
                 self._tell(event)
             case Ending(num):
                 self._running[num].ended = self.world.now()
@@ -259,6 +271,13 @@ class Pool:
             case Retry():
                 self._end("retry", command)
                 return []
+            case Look():
+                self.world.look()
+                return []
+            case Scarce(device, free):
+                why = self.world.scarcity(device, free)
+                self.world.record("waiting", device=self.schedule.layout.devices[device].label, why=why)
+                return []
 
     def _start(self, start: Start) -> Sequence[Event]:
         num, now = start.job.num, self.world.now()
@@ -311,6 +330,9 @@ class Pool:
             facts["seconds"] = round(ended - running.started, 3)
             if running.exit is not None:
                 facts["cpu_s"], facts["peak_mb"] = round(running.exit.cpu_s, 3), round(running.exit.peak_mb, 1)
+            gpu_mb = self.world.gpu_mb(end.job.num)
+            if gpu_mb is not None:
+                facts["gpu_mb"] = round(gpu_mb, 1)
             if running.stop_recorded and not outcome.by_itself:
                 self.world.set_aside(end.job.num)
         self.world.record(

@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, MutableSequence
 from dataclasses import dataclass, field
 
+from ._gauge import Gauge
 from ._model import (
     Abandon,
     Abandoned,
@@ -35,6 +36,7 @@ from ._model import (
     Job,
     Kill,
     Layout,
+    Measured,
     Outcome,
     Policy,
     Released,
@@ -110,9 +112,12 @@ class Schedule:
     _not_before: float = float("-inf")  # the next start, for stagger_s
     _due: float | None = None  # when a start that only stagger_s delays can be made
     _turn: dict[int, int] = field(default_factory=dict)  # by job: its place in the order of submission
+    _gauge: Gauge = field(init=False)
 
     def __post_init__(self) -> None:
         self._free = set(self.layout.slots)
+        totals = [device.total_bytes for device in self.layout.devices]
+        self._gauge = Gauge(self.policy.min_free, self.policy.settle_s, totals)
 
     @property
     def idle(self) -> bool:
@@ -127,7 +132,7 @@ class Schedule:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due at the latest; None: not before the next event."""
-        deadlines = [self._due, *(attempt.deadline for attempt in self._running.values())]
+        deadlines = [self._due, self._gauge.due, *(attempt.deadline for attempt in self._running.values())]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -153,10 +158,12 @@ class Schedule:
             case Gone(num, exit_, report):
                 attempt = self._expect(num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED, Phase.ENDING)
                 self._free.update(attempt.slots)
+                self._gauge.ended(num, now)
                 return [*self._over(attempt, exit_, report, now), *self._start(now)]
             case Abandoned(num, report):
                 attempt = self._expect(num, event, Phase.ABANDONED)
                 self._retired.update(attempt.slots)  # whatever cannot be killed still holds its GPU
+                self._gauge.dropped(num)
                 return [*self._over(attempt, None, report, now), *self._start(now)]
             case Stop():
                 return self._stop(event, now)
@@ -168,6 +175,8 @@ class Schedule:
             case Released():
                 self._held = False
                 return self._start(now)
+            case Measured():
+                return self._measured(event, now)
 
     def tick(self, now: float) -> list[Command]:
         """What is due now: a try's time or grace that is over, processes that are not to be had, a delayed start."""
@@ -181,7 +190,7 @@ class Schedule:
             else:
                 attempt.phase, attempt.deadline = Phase.ABANDONED, None
                 commands.append(Abandon(attempt.entry.job.num))
-        if self._due is not None and self._due <= now:
+        if any(due is not None and due <= now for due in (self._due, self._gauge.due)):
             commands += self._start(now)
         return commands
 
@@ -197,7 +206,7 @@ class Schedule:
     def _start(self, now: float) -> list[Command]:
         """Whatever has room. Where nothing runs and nothing ever will, the rest is lost."""
         commands: list[Command] = []
-        self._due = None
+        self._due = self._gauge.due = None
         while (self._queue or self._alone) and self._stopped is None and not self._held:
             found = self._next()
             if found is None:
@@ -207,43 +216,60 @@ class Schedule:
             if now < self._not_before:
                 self._due = self._not_before
                 break
+            found = self._next(self._gauge.closed(range(len(self.layout.devices)), now))
+            if found is None:
+                commands += self._gauge.ask(now)
+                break
             entry, slots = found
             (self._alone if entry.alone else self._queue).remove(entry)
             self._free.difference_update(slots)
             limit = None if self.policy.timeout_s is None else now + self.policy.timeout_s
             self._running[entry.job.num] = _Try(entry, slots, limit)
+            self._gauge.started(entry.job.num, [slot.device for slot in slots], now)
             self._not_before = now + self.policy.stagger_s
             commands.append(Start(entry.job, entry.attempt, slots))
         return commands
 
-    def _next(self) -> tuple[_Entry, tuple[Slot, ...]] | None:
-        """The job to start, and its slots. What needs whole devices comes first: others fill them up for ever."""
+    def _measured(self, event: Measured, now: float) -> list[Command]:
+        """What has memory starts; of devices that only lack memory, a person is told."""
+        self._gauge.take(event, now)
+        commands = self._start(now)
+        if (self._queue or self._alone) and not self._held:
+            commands += self._gauge.scarce({slot.device for slot in self._free})
+        self._gauge.forget()
+        return commands
+
+    def _next(self, closed: Collection[int] = ()) -> tuple[_Entry, tuple[Slot, ...]] | None:
+        """The job to start, and its slots. What needs whole devices comes first: others fill them up for ever.
+
+        ``closed``: devices on which nothing may start for now.
+        """
         reserved: tuple[int, ...] = ()
         if self._alone:
-            reserved = self._emptiest()
+            reserved = self._emptiest(closed)
             slots = tuple(s for s in self.layout.slots if s.device in reserved and s not in self._retired)
-            if reserved and self._free.issuperset(slots):
+            if reserved and self._free.issuperset(slots) and not {*reserved} & {*closed}:
                 return self._alone[0], slots
-        placed = self._place(reserved) if self._queue else None
+        placed = self._place({*reserved, *closed}) if self._queue else None
         return None if placed is None else (self._queue[0], placed)
 
-    def _emptiest(self) -> tuple[int, ...]:
+    def _emptiest(self, closed: Collection[int]) -> tuple[int, ...]:
         """As many devices as a job takes, those that will be wholly free soonest; () where too few are usable."""
         usable = {slot.device for slot in self.layout.slots if slot not in self._retired}
         if len(usable) < self.layout.devices_per_job:
             return ()
         retired, load = Counter(s.device for s in self._retired), self._load()
-        chosen = sorted(usable, key=lambda device: (retired[device], load[device], device))
+        chosen = sorted(usable, key=lambda device: (retired[device], device in closed, load[device], device))
         return tuple(sorted(chosen[: self.layout.devices_per_job]))
 
     def _load(self) -> Counter[int]:
         return Counter(slot.device for slot in self.layout.slots if slot not in self._free)
 
-    def _place(self, reserved: Collection[int]) -> tuple[Slot, ...] | None:
+    def _place(self, barred: Collection[int]) -> tuple[Slot, ...] | None:
         """The lowest free slot on each of the least loaded devices; None where too few devices have one."""
         lowest: dict[int, Slot] = {}
         for slot in self.layout.slots:
-            if slot in self._free and slot.device not in lowest and slot.device not in reserved:
+            if slot in self._free and slot.device not in lowest and slot.device not in barred:
                 lowest[slot.device] = slot
         if len(lowest) < self.layout.devices_per_job:
             return None
@@ -257,6 +283,7 @@ class Schedule:
         entry = attempt.entry
         del self._running[event.num]
         self._free.update(attempt.slots)
+        self._gauge.dropped(event.num)
         if attempt.stopped is not None:  # by fail_fast, for a job of the same step
             return self._end(entry, entry.attempt - 1, cancelled(f"{attempt.stopped.why}; {_before(entry)}"), now)
         if event.for_now and (self._running or self._held):

@@ -29,6 +29,7 @@ from ._model import (
     Group,
     Job,
     Layout,
+    Measured,
     Policy,
     Report,
     Slot,
@@ -105,16 +106,20 @@ class SystemWorld:
         self._journal: Journal | None = None
         self._lock: int | None = None
         self._said_unsaved = False  # in this launch
+        self._looking = False
         self._over: set[int] = set()  # of the channel and the lifelines: those that have told all they can
 
     def now(self) -> float:
         return time.monotonic()
 
-    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died]:
+    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died | Measured]:
+        if self._looking:
+            self._looking = False
+            return [Measured({})]
         timeout = None if deadline is None else deadline - time.monotonic()
         watch = {self._origin.channel, self._wakeup[0], *self._lifelines} - self._over
         steps, ready = self._family.wait(timeout, watch)
-        events: list[Request | Close | Stop | Cancel | Ending | Died] = [
+        events: list[Request | Close | Stop | Cancel | Ending | Died | Measured] = [
             Ending(num) if exit_ is None else Died(num, exit_) for num, exit_ in steps.items()
         ]
         for fd in ready:
@@ -133,7 +138,7 @@ class SystemWorld:
                 events += [Stop(self._lifelines[fd], signal.SIGTERM), Close()]
         return events
 
-    def _from_main(self) -> list[Request | Close | Stop | Cancel | Ending | Died]:
+    def _from_main(self) -> list[Request | Close | Stop | Cancel | Ending | Died | Measured]:
         try:
             got = os.read(self._origin.channel, 1 << 16)
         except ConnectionResetError:
@@ -332,6 +337,15 @@ class SystemWorld:
             _returns.set_aside_late(self._request.files, num)
         except OSError:  # its outcome stays there, and the journal, which knows better, is asked first
             traceback.print_exc()
+
+    def look(self) -> None:
+        self._looking = True
+
+    def scarcity(self, device: int, free: int | None) -> str:
+        raise NotImplementedError
+
+    def gpu_mb(self, num: int) -> float | None:
+        return None
 
 
 def _from_line(line: bytes) -> list[Request | Close | Stop]:
