@@ -40,6 +40,7 @@ ORDER = (
     "_fresh",
     "_guard",
     "_world",
+    "_records",
     "_pool",
     "_system",
     "_requests",
