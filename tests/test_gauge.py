@@ -11,33 +11,26 @@ from hypothesis import settings, strategies
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from test_schedule import AnyWorld
 
-from hydra_plugins.hydra_gpu_pool_launcher._gauge import LOOK_S, RETURN_LOOK_S, YOUNG_S
-from hydra_plugins.hydra_gpu_pool_launcher._model import (
+from hydra_plugins.hydra_gpu_pool_launcher._events import (
     Abandoned,
     Cancel,
     Command,
-    Device,
     End,
     Ending,
     Event,
-    Exit,
     Gone,
     Held,
-    Job,
-    Layout,
     Look,
     Measured,
-    Policy,
     Released,
-    Report,
     Scarce,
-    Slot,
     Start,
     StartRefused,
-    Status,
     Stop,
     Submitted,
 )
+from hydra_plugins.hydra_gpu_pool_launcher._gauge import LOOK_S, RETURN_LOOK_S, YOUNG_S
+from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Exit, Job, Layout, Policy, Report, Slot, Status
 from hydra_plugins.hydra_gpu_pool_launcher._schedule import Schedule
 from hydra_plugins.hydra_gpu_pool_launcher._verdict import LOST_AFTER_S
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from ._model import Command, Look, Measured, Scarce
+from ._events import Command, Look, Measured, Scarce
 
 YOUNG_S = 60.0
 """From its start, a job counts as if it held ``min_free``: it may still load what it will work on."""
