@@ -371,6 +371,15 @@ def test_where_nobody_can_say_what_is_free_nothing_is_waited_for() -> None:
     assert told(schedule, Measured({}), 10) == ["1 on 0"]
 
 
+def test_a_driver_that_is_silent_keeps_nobody_from_a_start_for_longer_than_memory_takes_to_come_back() -> None:
+    schedule = patient()
+    told(schedule, submitted(0, 1), 0)
+    assert told(schedule, gone(0), 10) == ["look"]
+    assert ticked(schedule, 10 + SETTLE_S) == ["1 on 0"]
+    assert schedule.deadline is None
+    assert told(schedule, measured(80), 30) == []
+
+
 def test_long_after_a_job_nobody_looks_for_its_memory() -> None:
     schedule = patient()
     told(schedule, submitted(0), 0)

@@ -19,7 +19,7 @@ from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Exit, Job, Layo
 from hydra_plugins.hydra_gpu_pool_launcher._pool import LOOK_AGAIN_S, Pool
 from hydra_plugins.hydra_gpu_pool_launcher._requests import Close, Request
 from hydra_plugins.hydra_gpu_pool_launcher._schedule import Schedule
-from hydra_plugins.hydra_gpu_pool_launcher._system import Died
+from hydra_plugins.hydra_gpu_pool_launcher._system import Died, Happening
 from hydra_plugins.hydra_gpu_pool_launcher._verdict import LOST_AFTER_S
 
 GRACE_S = 30.0
@@ -28,8 +28,6 @@ KILLED = Exit(code=None, signal=signal.SIGKILL, cpu_s=0.5, peak_mb=60.0)
 PATIENT = Policy(GRACE_S)
 DONE = Report(Status.COMPLETED, None, None, 0.5, "sha")
 CTRL_C = Stop("Ctrl-C", signal.SIGINT)
-
-Happening = Request | Close | Stop | Ending | Died | Measured
 
 
 @dataclass
@@ -129,8 +127,8 @@ class Script:
         self.future.insert(0, (self.clock + self.answers_after, Measured(free)))
         self.future.sort(key=lambda each: each[0])
 
-    def scarcity(self, device: int, free: int | None) -> str:
-        return f"device {device} has {free} free"
+    def scarcity(self, device: int) -> str:
+        return f"device {device} is full"
 
     def gpu_mb(self, num: int) -> float | None:
         return self.peaks.get(num)
@@ -573,7 +571,7 @@ def test_a_neighbour_that_comes_and_goes_delays_a_start_by_as_long_as_it_stays_a
     assert world.line("start", 0)["at"] == pytest.approx(0.1)
     assert 60.5 < world.line("start", 1)["at"] < 60.5 + LOOK_S + 0.2
     waiting = [line for line in world.lines if line["event"] == "waiting"]
-    assert waiting == [{"event": "waiting", "at": 50.1, "device": "0", "why": "device 0 has 3 free"}]
+    assert waiting == [{"event": "waiting", "at": 50.1, "device": "0", "why": "device 0 is full"}]
 
 
 def test_memory_that_comes_back_slowly_delays_the_next_start_until_it_is_back_or_rises_no_more() -> None:

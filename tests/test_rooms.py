@@ -42,6 +42,8 @@ ORDER = (
     "_guard",
     "_world",
     "_records",
+    "_memory",
+    "_monitor",
     "_pool",
     "_system",
     "_requests",

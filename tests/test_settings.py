@@ -234,7 +234,6 @@ def test_several_nodes_need_a_port_that_all_of_them_know() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "default"),
     [
-        ("min_free_gpu_mem_gb", 4, "null"),
         ("share", False, "true"),
     ],
 )

@@ -42,7 +42,29 @@ def layout(settings: Settings, environ: Mapping[str, str]) -> tuple[Layout, list
         lines = [
             f"GPU {', '.join(d.label for d in chosen.devices)}: taken at your word, no NVIDIA driver was found here"
         ]
-    return chosen, lines + more
+    return chosen, lines + more + _lines_of_memory(settings, chosen)
+
+
+def least_free(settings: Settings, layout: Layout) -> int | None:
+    """Bytes of a GPU's memory, below which no job starts there; None: any amount will do. Pure."""
+    return None if layout.on_cpu else round((settings.min_free_gpu_mem_gb or 0) * 1e9) or None
+
+
+def _lines_of_memory(settings: Settings, layout: Layout) -> list[str]:
+    """Refused where so much can never be free, or where nobody could tell."""
+    key, least = f"{settings.prefix}min_free_gpu_mem_gb={settings.min_free_gpu_mem_gb}", least_free(settings, layout)
+    if settings.min_free_gpu_mem_gb and layout.on_cpu:
+        return [f"{key} is ignored: CPU slots have no GPU memory"]
+    for device in layout.devices if least is not None else ():
+        name = f"GPU {device.label}" if device.label.isdigit() else device.label
+        if device.total_bytes is None:
+            raise ConfigurationError(
+                f"{key}: no NVIDIA driver says how much memory {name} has, so nobody could say when so much of it is "
+                "free; leave it at null."
+            )
+        if least is not None and least > device.total_bytes:
+            raise ConfigurationError(f"{key}: expected at most {device.total_bytes / 1e9:g}, all that {name} has.")
+    return []
 
 
 def choose(

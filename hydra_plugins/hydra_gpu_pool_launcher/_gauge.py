@@ -51,8 +51,8 @@ class Gauge:
     """What is known of the devices' memory. They go by their positions in the layout, memory is in bytes.
 
     ``min_free``: None where any amount will do. ``settle_s``: how long memory is given to come back; 0 where nobody can
-    be asked for it. ``totals``: of each device, where known. ``due``: when to look again; None: there is no need, or
-    a look is under way.
+    be asked for it. ``totals``: of each device, where known. ``due``: when to see again whether a job can start; None:
+    there is no need, or a look is under way.
     """
 
     min_free: int | None = None
@@ -120,6 +120,8 @@ class Gauge:
         if self._measured is not None:
             self.due = now + (RETURN_LOOK_S if self._returns else LOOK_S)
             return []
+        ends = [coming.since + self.settle_s for coming in self._returns.values()]
+        self.due = min((end for end in ends if end > now), default=None)  # whether the driver answers or not
         if self._asked is not None:
             return []
         self._asked = now

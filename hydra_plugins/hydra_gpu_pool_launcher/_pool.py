@@ -42,7 +42,7 @@ from ._model import Cause, Exit
 from ._process import is_refusal
 from ._requests import Close, Request
 from ._schedule import Schedule
-from ._system import Died, World
+from ._system import Died, Happening, World
 
 LOOK_AGAIN_S = 1.0
 """Between two looks at a disk that cannot be written: nothing tells when it can."""
@@ -107,7 +107,7 @@ class Pool:
             self._held = True
             self._tell(Held())
 
-    def _take(self, event: Request | Close | Stop | Cancel | Ending | Died | Measured) -> None:
+    def _take(self, event: Happening) -> None:
         match event:
             case Close():
                 self._closing = True
@@ -181,8 +181,8 @@ class Pool:
             case Look():
                 self.world.look()
                 return []
-            case Scarce(device, free):
-                why = self.world.scarcity(device, free)
+            case Scarce(device):
+                why = self.world.scarcity(device)
                 self.world.record("waiting", device=self.schedule.layout.devices[device].label, why=why)
                 return []
 

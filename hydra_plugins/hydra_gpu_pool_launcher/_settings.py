@@ -163,7 +163,6 @@ DEFAULTS: Mapping[str, Any] = {
 
 # What is still to be written. Per key: the values, as checked, that work today.
 _NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
-    "min_free_gpu_mem_gb": (None,),
     "share": (True,),
 }
 
@@ -195,7 +194,7 @@ def checked(raw: Mapping[str, Any], prefix: str = "hydra.launcher.") -> Settings
         why = f"expected a port of at most {_HIGHEST_PORT}, since job i meets on the port + i % {PORTS}"
         raise _refused(f"{prefix}ddp.rdzv_endpoint", ddp.rdzv_endpoint, why)
     if ddp.nnodes > 1:
-        for key in ("max_retries", "fail_fast", "resume", "timeout_min"):
+        for key in ("max_retries", "fail_fast", "resume", "timeout_min", "min_free_gpu_mem_gb"):
             if values[key] != DEFAULTS[key]:
                 why = f"not with {prefix}ddp.nnodes above 1, since it would put the machines out of step; leave it at"
                 raise _refused(f"{prefix}{key}", given[key], f"{why} {shown(DEFAULTS[key])}")

@@ -14,7 +14,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from . import _ddp, _devices, _reimport, _torchrun
+from . import _ddp, _devices, _machine, _reimport, _torchrun
 from ._again import command_to_resume
 from ._carry import CarriedBody
 from ._display import display, from_here, say
@@ -148,15 +148,18 @@ def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> S
             "before the sweep, and wandb.init() in the task function",
             logging.WARNING,
         )
+    driver = _machine.driver(layout)
     supervisor = Supervisor(
         App(
             body=body,
             layout=layout,
-            policy=policy(settings),
+            policy=policy(settings, layout, gives_memory_back=driver is not None),
             threads_per_job=settings.threads_per_job,
             cores=cores(),
             group=_devices.group(settings, layout),
             devices=functools.partial(_devices.visibility, layout),
+            driver=driver,
+            driver_knows_our_pids=_machine.in_first_pid_namespace(),
         ),
         settings.start_method,
     )
@@ -164,8 +167,12 @@ def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> S
     return supervisor
 
 
-def policy(settings: Settings) -> Policy:
-    """What of the settings the schedule decides by."""
+SETTLE_S = 10.0
+"""For so long at most, the memory of a job that has ended is given time to come back."""
+
+
+def policy(settings: Settings, layout: Layout, *, gives_memory_back: bool) -> Policy:
+    """What of the settings the schedule decides by. ``gives_memory_back``: a driver can be asked whether it has."""
     return Policy(
         kill_grace_s=settings.kill_grace_s,
         timeout_s=None if settings.timeout_min is None else 60 * settings.timeout_min,
@@ -173,6 +180,8 @@ def policy(settings: Settings) -> Policy:
         max_retries=settings.max_retries,
         retry_on=settings.retry_on,
         fail_fast=settings.fail_fast,
+        min_free=_devices.least_free(settings, layout),
+        settle_s=SETTLE_S if gives_memory_back else 0.0,
     )
 
 

@@ -29,13 +29,17 @@ class Died:
     exit: Exit
 
 
+Happening = Request | Close | Stop | Cancel | Ending | Died | Measured
+"""What the loop is told, for the schedule, or for itself."""
+
+
 class World(Protocol):
     """What the loop needs of the system. Only ``wait`` blocks."""
 
     def now(self) -> float:
         """Seconds of the monotonic clock."""
 
-    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died | Measured]:
+    def wait(self, deadline: float | None) -> Sequence[Happening]:
         """What happened; empty when the deadline passed before anything did."""
 
     def open(self, request: Request) -> Earlier | None:
@@ -86,8 +90,8 @@ class World(Protocol):
     def look(self) -> None:
         """Have the devices' memory measured; ``wait`` gives the answer, within seconds, also where there is none."""
 
-    def scarcity(self, device: int, free: int | None) -> str:
-        """A sentence: how much of this device is free, and who holds the rest, as far as that is known."""
+    def scarcity(self, device: int) -> str:
+        """A line: what was free on this device at the last look, and who holds the rest, as far as that is known."""
 
     def gpu_mb(self, num: int) -> float | None:
         """The most of its GPUs' memory that the job's try has been seen with, in MB (1e6 bytes); None: nobody knows."""
