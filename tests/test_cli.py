@@ -224,6 +224,24 @@ def test_status_shows_what_runs_with_its_last_line_what_failed_and_why_and_what_
     ]
 
 
+def test_what_jobs_hold_of_their_gpus_is_shown_where_it_is_known(run: Run, tmp_path: Path) -> None:
+    at_work(tmp_path)
+    write(tmp_path, {"event": "memory", "time": 30.0, "job": 2, "gpu_mb": 12_345.6}, start(3, 31.0, "1.0"))
+    write(tmp_path, end(3, 41.0, gpu_mb=900.0))
+    code, out, _ = run("status", ".")
+    assert code == 0
+    table = [line.split()[:5] for line in out.splitlines()[3:]]
+    assert table[0] == ["#", "gpu", "pid", "for", "gpu"]
+    assert table[1] == ["2", "0.0", "102", "1:12", "12.3"]
+    assert table[-3:] == [
+        ["#", "gpu", "took", "gpu", "GB"],
+        ["0", "0.0", "0:09", "0", "COMPLETED"],
+        ["3", "1.0", "0:10", "0.9", "3"],
+    ]
+    held = {job["job"]: job["gpu_mb"] for job in json.loads(run("status", "--json", ".")[1])["jobs"]}
+    assert held == {0: None, 1: None, 2: 12_345.6, 3: 900.0}
+
+
 def test_the_jobs_of_a_sweep_that_is_over_are_shown_by_their_numbers(run: Run, tmp_path: Path) -> None:
     jobs = [queued(num, f"lr={num}") for num in range(3)]
     kept = end(1, 1.0, attempt=0, cause="resumed", value=0.5, seconds=9.0)

@@ -351,7 +351,7 @@ def test_a_device_whose_memory_is_still_to_come_back_keeps_no_job_from_another_o
     assert told(schedule, submitted(1), 10) == ["1 on 1"]
 
 
-def test_what_was_free_before_a_job_says_nothing_where_other_jobs_of_ours_share_its_device() -> None:
+def test_what_was_free_before_a_job_says_nothing_where_another_one_of_ours_was_there_then() -> None:
     schedule = patient(slots=2)
     told(schedule, submitted(0, 1), 0)
     told(schedule, gone(0), 10)
@@ -359,9 +359,24 @@ def test_what_was_free_before_a_job_says_nothing_where_other_jobs_of_ours_share_
     told(schedule, measured(60), 10)
     ticked(schedule, 10 + RETURN_LOOK_S)
     assert told(schedule, measured(60), 11) == ["2 on 0"]
+    told(schedule, gone(1), 15)
     told(schedule, gone(2), 20)
     told(schedule, submitted(3), 20)
-    assert told(schedule, measured(70), 20) == []
+    assert told(schedule, measured(70), 20) == [], "80 are free when the memory of both is back"
+
+
+def test_what_was_free_before_a_job_says_nothing_where_another_one_of_ours_is_there_now() -> None:
+    schedule = patient(slots=2)
+    told(schedule, submitted(0), 0)
+    told(schedule, gone(0), 10)
+    told(schedule, submitted(1), 10)
+    told(schedule, measured(60), 10)
+    ticked(schedule, 10 + RETURN_LOOK_S)
+    assert told(schedule, measured(60), 11) == ["1 on 0"]
+    assert told(schedule, submitted(2), 12) == ["2 on 0"]
+    told(schedule, gone(1), 20)
+    told(schedule, submitted(3), 20)
+    assert told(schedule, measured(70), 20) == [], "a neighbour has left, and what job 2 holds says nothing"
 
 
 def test_where_nobody_can_say_what_is_free_nothing_is_waited_for() -> None:

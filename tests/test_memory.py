@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from running import StartApp
 from standin import Cards
 from support import LIMIT_S, outcomes, sleeper
 
-from hydra_plugins.hydra_gpu_pool_launcher import _cards, _descriptors, _devices, _machine, _pidfd
+from hydra_plugins.hydra_gpu_pool_launcher import _cards, _descriptors, _devices, _machine, _pidfd, _process
 from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu, Instance
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._family import Family, children
@@ -54,6 +55,12 @@ def end(monitor: Monitor) -> None:
         os.close(fd)
         os.kill(the_child(), signal.SIGKILL)
         os.waitpid(the_child(), 0)
+
+
+def bury_all() -> None:
+    """What was killed may take a while to die."""
+    for pid in children():
+        os.waitpid(pid, 0)
 
 
 def heard(monitor: Monitor, now: float) -> Answer:
@@ -107,6 +114,7 @@ def test_whoever_is_silent_for_too_long_is_ended_and_started_again_later(heard_b
     assert monitor.hear(limit) == Answer(asked, (), fault)
     assert _descriptors.wait_readable([pidfd], LIMIT_S), "it was not ended"
     os.close(pidfd)
+    bury_all()
     if not heard_before:
         assert monitor.ask(limit) is None, "it had its time"
         end(monitor)
@@ -124,12 +132,32 @@ def test_a_process_that_ends_is_started_again_less_and_less_often() -> None:
             assert heard(monitor, now).fault == "the process that asks it has ended"
         now += 1
     assert starts == [0, 10, 30, 70, 150]
+    bury_all()
 
 
 def test_a_process_that_cannot_be_started_is_a_reason_and_no_exception() -> None:
     monitor = asking("/no/such/program")
     monitor.ask(0)
     assert heard(monitor, 0).fault == "the process that asks it has ended"
+    bury_all()
+
+
+def test_the_process_ends_with_the_one_that_keeps_it_although_it_does_not_listen() -> None:
+    read, write = os.pipe()
+
+    def keep(_: frozenset[int]) -> int:
+        monitor = asking(sys.executable, "-c", "import signal; print('{}', flush=True); signal.pause()")
+        monitor.ask(0)
+        heard(monitor, 0)
+        return int(os.write(write, str(the_child()).encode()) == 0)
+
+    keeper = _process.fork(keep)
+    pid = int(os.read(read, 20))
+    os.waitpid(keeper, 0)
+    pidfd = _pidfd.pidfd_open(pid)
+    assert _descriptors.wait_readable([pidfd], LIMIT_S), "it is still there"
+    for fd in (read, write, pidfd):
+        os.close(fd)
 
 
 def test_a_family_ends_what_a_job_leaves_behind_and_not_the_monitor() -> None:
@@ -314,13 +342,17 @@ def test_an_answer_to_an_earlier_question_is_none_to_a_look() -> None:
 
 
 def test_a_holder_is_named_with_its_job_its_command_and_its_user() -> None:
-    with sleeper() as neighbour:
+    with subprocess.Popen(["cat", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as neighbour:
+        assert neighbour.stdin is not None
+        assert neighbour.stdout is not None
+        neighbour.stdin.write(b".")
+        neighbour.stdout.read(1)  # it runs: the kernel has its arguments
         watched = Watched(told(5, (os.getpid(), 1 * GB), (neighbour.pid, 60 * GB)), jobs={3: neighbour.pid})
         watched.memory.step(0)
         watched.memory.step(1)
         line = watched.memory.scarcity(0)
     first, second = line.partition("; held by ")[2].split(" GB, ")
-    assert first.startswith(f"process {neighbour.pid} (job 3, sleep 1000, ")
+    assert first.startswith(f"process {neighbour.pid} (job 3, cat -, ")
     assert first.endswith(") 60.0")
     assert second.startswith(f"process {os.getpid()} (")
 
@@ -408,10 +440,10 @@ def test_what_a_job_and_its_children_hold_is_in_the_journal_while_it_runs_and_it
             sweep.wait_for("memory", job=x, gpu_mb=1000.0 * (x + 1) + 500)
         return sockets
 
-    results = outcomes(tmp_path, job, {"x": 0}, {"x": 1}, gpus="auto")
-    assert [result.error for result in results] == [None, None]
-    assert [result.value for result in results] == [[], []], "a job has an end of the driver's channel"
-    assert {line["job"]: line["gpu_mb"] for line in sweep.events("end")} == {0: 1500.0, 1: 2500.0}
+    results = outcomes(tmp_path, job, *({"x": x} for x in range(3)), gpus="auto")  # the last one: when somebody asks
+    assert [result.error for result in results] == [None] * 3
+    assert [result.value for result in results] == [[]] * 3, "a job has an end of the driver's channel"
+    assert {line["job"]: line["gpu_mb"] for line in sweep.events("end")} == {0: 1500.0, 1: 2500.0, 2: 3500.0}
 
 
 def test_while_a_neighbour_fills_a_gpu_its_slots_wait_and_the_others_go_on_and_one_line_says_who(
