@@ -323,6 +323,9 @@ def test_the_command_gpus_has_all_of_it_for_scripts(
         (None, None, 3, None, False),
         (None, None, 4, "GPU-ee", False),
     ]
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    described = readme.split("The object of `gpus --json` has: ")[1].split("\n\n")[0]
+    assert set(rows[1]) <= set(re.findall(r"`(\w+)`", described))
     assert rows[1] == {
         "id": "1",
         "entry": "MIG-b1",
@@ -346,3 +349,13 @@ def test_an_instance_of_a_gpu_that_was_inherited_by_its_number_has_the_id_of_tha
     cards.are("gpu uuid=GPU-a name=A", "gpu uuid=GPU-b mig=1 name=B", "mig uuid=MIG-1 name=B", "mig uuid=MIG-2 name=B")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
     assert [row["id"] for row in json.loads(gpus(capsys, "--json"))["gpus"]] == ids
+
+
+def test_where_the_user_ordered_devices_otherwise_an_id_is_a_name_and_no_number_is_claimed(
+    cards: Cards, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards.are("gpu uuid=GPU-a name=A", "gpu uuid=GPU-b name=B")
+    assert gpus(capsys).startswith("CUDA_VISIBLE_DEVICES is not set: an id is nvidia-smi's number\n")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert [row["id"] for row in json.loads(gpus(capsys, "--json"))["gpus"]] == ["GPU-a", "GPU-b"]
+    assert "number" not in gpus(capsys)

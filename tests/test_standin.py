@@ -32,6 +32,7 @@ def card(handle):
 for _ in sys.stdin:
     answer = told(nvml.nvmlDeviceGetCount)
     if answer == "Uninitialized":
+        told(nvml.nvmlShutdown)
         answer = told(nvml.nvmlInit) or told(nvml.nvmlDeviceGetCount)
     if isinstance(answer, int):
         handles = [told(nvml.nvmlDeviceGetHandleByIndex, i) for i in range(answer)]

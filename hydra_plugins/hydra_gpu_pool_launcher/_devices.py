@@ -166,7 +166,7 @@ def _offered(
             f"{settings.prefix}gpus=auto: no GPU can be used ({'; '.join(faults)}); repair that, or set gpus: [] for "
             "CPU slots."
         )
-    return tuple(devices.values()), lines
+    return tuple(devices.values()), list(dict.fromkeys(lines))  # a GPU may have been named twice
 
 
 def _why_unusable(gpu: Gpu) -> str | None:

@@ -94,7 +94,7 @@ def lines(gpus: Gpus) -> list[str]:
     text = []
     if gpus.visible is not None:
         text.append(f"CUDA_VISIBLE_DEVICES={one_line(gpus.visible)}: an id is an index into it")
-    elif gpus.rows:
+    elif any(row.id and _ids.is_number(row.id) for row in gpus.rows):
         text.append("CUDA_VISIBLE_DEVICES is not set: an id is nvidia-smi's number")
     if not gpus.driver:
         text.append("no NVIDIA driver was found here" + (": ids are taken at your word" if gpus.rows else ""))

@@ -146,8 +146,8 @@ int nvmlInitWithFlags(unsigned flags)
     (void)flags;
     if (answer || (answer = (int)number(driver, "init_fault", OK)))
         return answer;
-    epoch = (int)number(driver, "epoch", 0);
-    begun = 1;
+    if (!begun++) /* else it is counted, and nothing is done */
+        epoch = (int)number(driver, "epoch", 0);
     return OK;
 }
 
@@ -157,7 +157,9 @@ int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 
 int nvmlShutdown(void)
 {
-    begun = 0;
+    if (!begun)
+        return UNINITIALIZED;
+    begun--;
     return OK;
 }
 
