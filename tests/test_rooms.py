@@ -55,6 +55,8 @@ ORDER = (
     "_result",
     "_interpreter",
     "_family",
+    "_leases",
+    "_line",
     "_process",
     "_again",
     "_display",
