@@ -13,7 +13,7 @@ from typing import Any
 import pyte
 from support import LIMIT_S
 
-from hydra_plugins.hydra_gpu_pool_launcher import _process
+from hydra_plugins.hydra_gpu_pool_launcher import _descriptors
 
 
 class Terminal:
@@ -62,7 +62,7 @@ class Terminal:
     def until(self, seen: Callable[[], bool]) -> None:
         """Block until the screen is like that; fails when it never is."""
         while not seen():
-            assert _process.wait_readable([self._master], LIMIT_S), "\n".join(["nothing more comes:", *self.lines])
+            assert _descriptors.wait_readable([self._master], LIMIT_S), "\n".join(["nothing more comes:", *self.lines])
             self._feed()
 
     def until_drawn(self, seen: Callable[[], bool]) -> None:
@@ -71,7 +71,7 @@ class Terminal:
 
     def until_quiet(self) -> None:
         """All that has been sent so far, by apps that have ended."""
-        while _process.wait_readable([self._master], 0):
+        while _descriptors.wait_readable([self._master], 0):
             self._feed()
 
     def _feed(self) -> None:

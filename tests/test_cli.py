@@ -29,10 +29,10 @@ from running import App, StartApp
 from support import LIMIT_S, sleeper
 from test_view import end, launch, queued, seen, start, stop
 
-from hydra_plugins.hydra_gpu_pool_launcher import _cancel, _cli, _gpus, _logs, _process, _status
+from hydra_plugins.hydra_gpu_pool_launcher import _cancel, _cli, _descriptors, _gpus, _logs, _pidfd, _status
+from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._machine import Gpu
-from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._outside import Standing, WatchedSweep, find, resume_command, standing
 from hydra_plugins.hydra_gpu_pool_launcher._view import Launch
 
@@ -45,7 +45,7 @@ FAILED = {"status": "FAILED", "error_type": "ValueError", "error_text": "no such
 def launched(pid: int | None = None, **facts: Any) -> dict[str, Any]:
     """A launch by a supervisor of this machine: this process, or another one that lives."""
     pid = os.getpid() if pid is None else pid
-    here = {"host": os.uname().nodename, "boot": _process.boot_id(), "started": _process.start_time(pid)}
+    here = {"host": os.uname().nodename, "boot": _pidfd.boot_id(), "started": _pidfd.start_time(pid)}
     return launch(supervisor=pid, **{**here, **facts})
 
 
@@ -167,7 +167,7 @@ def test_the_end_of_a_sweep_between_two_looks_is_no_kill(tmp_path: Path, monkeyp
     def meanwhile(_: int, __: int) -> None:
         write(tmp_path, end(0, 2.0), DONE)
 
-    monkeypatch.setattr(_process, "find", meanwhile)
+    monkeypatch.setattr(_pidfd, "find", meanwhile)
     assert standing_of(files) is Standing.FINISHED
 
 
@@ -505,7 +505,7 @@ def line_of(process: subprocess.Popen[bytes], fd: int | None = None) -> str:
     fd = process.stdout.fileno() if fd is None else fd
     line = b""
     while not line.endswith(b"\n"):
-        assert _process.wait_readable([fd], LIMIT_S), f"only {line!r} has come"
+        assert _descriptors.wait_readable([fd], LIMIT_S), f"only {line!r} has come"
         got = os.read(fd, 1)
         assert got, f"it ended with {line!r}"
         line += got
@@ -641,7 +641,7 @@ class Terminal:
         return self.process.wait(LIMIT_S)
 
     def _read(self) -> bool:
-        assert _process.wait_readable([self.fd], LIMIT_S), f"nothing comes any more:\n{self.text()}"
+        assert _descriptors.wait_readable([self.fd], LIMIT_S), f"nothing comes any more:\n{self.text()}"
         try:
             got = os.read(self.fd, 1 << 16)
         except OSError:  # EIO: nobody has the other end

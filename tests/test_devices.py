@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from hydra_plugins.hydra_gpu_pool_launcher import _devices, _machine
 from hydra_plugins.hydra_gpu_pool_launcher._devices import choose, inherited, layout, visibility
+from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._machine import Gpu, discover
-from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError, Device, Layout, Slot
+from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Layout, Slot
 from hydra_plugins.hydra_gpu_pool_launcher._settings import checked
 
 FOUR = tuple(Gpu(i, f"GPU-{letter}{i}00-1111", "Fake", False) for i, letter in enumerate("abcd"))

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from hydra_plugins.hydra_gpu_pool_launcher import _process
+from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles, claim, make_private_dir, open_to_append
 from hydra_plugins.hydra_gpu_pool_launcher._journal import Journal, JournalReader, begin
-from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError, Report, Status
+from hydra_plugins.hydra_gpu_pool_launcher._model import Report, Status
 from hydra_plugins.hydra_gpu_pool_launcher._returns import (
     DamagedReturnError,
     digest,

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from support import LIMIT_S
 
-from hydra_plugins.hydra_gpu_pool_launcher import _leases, _line, _process
+from hydra_plugins.hydra_gpu_pool_launcher import _descriptors, _leases, _line, _process
+from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._leases import Leases, open_files
 from hydra_plugins.hydra_gpu_pool_launcher._line import Holder
-from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError, Device, Layout, Slot
+from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Layout, Slot
 
 A, B = Slot(0, 0), Slot(1, 0)
 ONE, TWO = Layout((Device("0"),), 1), Layout((Device("0"), Device("1")), 1, 2)
@@ -45,7 +46,7 @@ def sweep(leases: Path) -> Iterator[Sweep]:
 def rings(sweep: Leases) -> bool:
     """Whether something was let go of since the last time; it is silent afterwards."""
     assert sweep.bell is not None
-    rung = bool(_process.wait_readable([sweep.bell], 0))
+    rung = bool(_descriptors.wait_readable([sweep.bell], 0))
     sweep.heard()
     return rung
 
@@ -63,7 +64,7 @@ def process(main: Callable[[], object]) -> Iterator[int]:
 
     pid = _process.fork(be_it)
     try:
-        assert _process.wait_readable([read], LIMIT_S), "it does not come to its end"
+        assert _descriptors.wait_readable([read], LIMIT_S), "it does not come to its end"
         yield pid
     finally:
         kill(pid)

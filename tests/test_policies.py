@@ -12,12 +12,7 @@ import pytest
 from running import StartApp
 from support import LIMIT_S, RunApp, outcomes, write_sweeper
 
-from hydra_plugins.hydra_gpu_pool_launcher import (
-    JobError,
-    JobTimeoutError,
-    Status,
-    _process,
-)
+from hydra_plugins.hydra_gpu_pool_launcher import JobError, JobTimeoutError, Status, _descriptors
 
 SOON_MIN = 0.04
 NEVER_S = 1e6
@@ -84,7 +79,7 @@ def test_time_goes_on_while_main_is_suspended(start_app: StartApp) -> None:
     )
     app.wait_for_jobs(1)
     app.process.send_signal(signal.SIGSTOP)
-    assert _process.wait_readable(app.pidfds, LIMIT_S), "the job outlives its time"
+    assert _descriptors.wait_readable(app.pidfds, LIMIT_S), "the job outlives its time"
     app.process.send_signal(signal.SIGCONT)
     assert app.process.communicate(timeout=LIMIT_S)[0] == "['JobTimeoutError']\n"
     app.assert_nothing_is_left()

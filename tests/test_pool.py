@@ -11,22 +11,14 @@ from typing import Any
 
 import pytest
 
+from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
+from hydra_plugins.hydra_gpu_pool_launcher._events import Ending, Start, Stop
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
-from hydra_plugins.hydra_gpu_pool_launcher._model import (
-    ConfigurationError,
-    Device,
-    Ending,
-    Exit,
-    Job,
-    Layout,
-    Policy,
-    Report,
-    Start,
-    Status,
-    Stop,
-)
-from hydra_plugins.hydra_gpu_pool_launcher._pool import LOOK_AGAIN_S, Close, Died, Pool, Request
+from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Exit, Job, Layout, Policy, Report, Status
+from hydra_plugins.hydra_gpu_pool_launcher._pool import LOOK_AGAIN_S, Pool
+from hydra_plugins.hydra_gpu_pool_launcher._requests import Close, Request
 from hydra_plugins.hydra_gpu_pool_launcher._schedule import Schedule
+from hydra_plugins.hydra_gpu_pool_launcher._system import Died
 from hydra_plugins.hydra_gpu_pool_launcher._verdict import LOST_AFTER_S
 
 GRACE_S = 30.0

@@ -21,9 +21,10 @@ import pytest
 from support import RunApp, write_sweeper
 
 from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
+from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles, claim, make_private_dir
 from hydra_plugins.hydra_gpu_pool_launcher._journal import Journal, begin
-from hydra_plugins.hydra_gpu_pool_launcher._model import Cause, ConfigurationError, Job, Report, Status
+from hydra_plugins.hydra_gpu_pool_launcher._model import Cause, Job, Report, Status
 from hydra_plugins.hydra_gpu_pool_launcher._resume import Earlier, take_up
 from hydra_plugins.hydra_gpu_pool_launcher._returns import (
     clear_result,
@@ -32,7 +33,7 @@ from hydra_plugins.hydra_gpu_pool_launcher._returns import (
     save_return,
     set_aside_logs,
 )
-from hydra_plugins.hydra_gpu_pool_launcher._supervisor import settle
+from hydra_plugins.hydra_gpu_pool_launcher._settled import settle
 
 # --- what is done: files laid out by hand ---
 

@@ -29,17 +29,23 @@ ORDER = (
     "_outside",
     "_map",
     "_sweep",
+    "_hydra_body",
     "_hydra_state",
     "_devices",
     "_machine",
     "_supervisor",
+    "_settled",
     "_start",
     "_link",
     "_fresh",
     "_guard",
     "_world",
+    "_records",
     "_pool",
+    "_system",
+    "_requests",
     "_schedule",
+    "_slots",
     "_job",
     "_ddp",
     "_stores",
@@ -53,11 +59,19 @@ ORDER = (
     "_carry",
     "_reimport",
     "_result",
+    "_body",
+    "_exceptions",
+    "_exit_hooks",
     "_interpreter",
     "_family",
     "_leases",
     "_line",
     "_process",
+    "_pidfd",
+    "_inotify",
+    "_signals",
+    "_descriptors",
+    "_streams",
     "_again",
     "_display",
     "_summary",
@@ -80,6 +94,8 @@ ORDER = (
     "_files",
     "_settings",
     "_torchrun",
+    "_events",
+    "_errors",
     "_model",
 )
 """From the top down, as in the design: each room may import those that come after it, and no other."""
@@ -99,6 +115,10 @@ ALLOWED = {
     "_machine": {"subprocess", "os.killpg"},  # asks nvidia-smi, and ends it where a broken driver holds it
     "_interpreter": {"ctypes"},  # asks libcuda and libgomp
     "_reimport": {"multiprocessing"},  # imports an app as multiprocessing does, and starts no process with it
+    "_pidfd": {"ctypes", "os.pidfd_open"},
+    "_inotify": {"ctypes"},
+    "_descriptors": {"ctypes", "select"},
+    "_streams": {"ctypes"},  # has the C library flush its buffers
     "_family": {"os.kill", "os.killpg", "os.wait4", "os.waitid", "os.waitpid"},  # is about nothing else
 }
 """What rooms other than _process do with processes all the same, and why."""
@@ -174,7 +194,7 @@ def test_processes_are_the_business_of_one_room_but_for_what_is_listed_with_its_
 
 
 def test_what_decides_has_no_clock_and_no_system() -> None:
-    for room in ("_schedule", "_model"):
+    for room in ("_schedule", "_slots", "_events", "_errors", "_model"):
         outside = {name for name in _imports(_tree(room)) if not name.startswith(package.__name__)}
         modules = {name for name in outside if name in sys.stdlib_module_names or name == "collections.abc"}
         assert modules <= DECIDES | {"typing"}

@@ -18,36 +18,38 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from hydra_plugins.hydra_gpu_pool_launcher._model import (
+from hydra_plugins.hydra_gpu_pool_launcher._events import (
     Abandon,
     Abandoned,
     Cancel,
-    Cause,
     Command,
-    Device,
     End,
     Ending,
     Event,
-    Exit,
     Gone,
     Held,
     Interrupt,
-    Job,
     Kill,
-    Layout,
-    Outcome,
-    Policy,
     Released,
-    Report,
     Retry,
     Returned,
     Saving,
-    Slot,
     Start,
     StartRefused,
-    Status,
     Stop,
     Submitted,
+)
+from hydra_plugins.hydra_gpu_pool_launcher._model import (
+    Cause,
+    Device,
+    Exit,
+    Job,
+    Layout,
+    Outcome,
+    Policy,
+    Report,
+    Slot,
+    Status,
 )
 from hydra_plugins.hydra_gpu_pool_launcher._schedule import IllegalEventError, Schedule
 from hydra_plugins.hydra_gpu_pool_launcher._verdict import LOST_AFTER_S, Stopped, judge

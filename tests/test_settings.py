@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError, Settings
+from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
+from hydra_plugins.hydra_gpu_pool_launcher._model import Settings
 from hydra_plugins.hydra_gpu_pool_launcher._settings import DEFAULTS, checked, shown
 
 TOP = [key for key in DEFAULTS if key != "ddp"]

@@ -13,8 +13,9 @@ from test_view import end, launch, queued, seen, start, stop
 
 from hydra_plugins.hydra_gpu_pool_launcher import _display
 from hydra_plugins.hydra_gpu_pool_launcher._display import say
+from hydra_plugins.hydra_gpu_pool_launcher._events import CANCELLED_BY_HAND
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
-from hydra_plugins.hydra_gpu_pool_launcher._model import CANCELLED_BY_HAND, Job
+from hydra_plugins.hydra_gpu_pool_launcher._model import Job
 from hydra_plugins.hydra_gpu_pool_launcher._screen import is_terminal
 from hydra_plugins.hydra_gpu_pool_launcher._settings import checked
 from hydra_plugins.hydra_gpu_pool_launcher._summary import MOST_ROWS, failures, headline, result_table

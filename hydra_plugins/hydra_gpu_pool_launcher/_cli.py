@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from . import __version__
+from ._errors import GpuPoolError
 from ._files import SweepFiles
-from ._model import GpuPoolError
 from ._outside import Refused, Standing, WatchedSweep, find, shown
 from ._tail import one_line
 

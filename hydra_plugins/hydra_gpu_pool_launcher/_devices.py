@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ._errors import ConfigurationError
 from ._machine import Gpu, cores, discover
-from ._model import ConfigurationError, Device, Group, Layout, Settings, Slot
+from ._model import Device, Group, Layout, Settings, Slot
 from ._settings import shown
 
 _OTHER_FILTERS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from . import _summary
+from ._events import CANCELLED_BY_HAND
 from ._files import SweepFiles
 from ._live import REFRESH_S, Live, terminal
-from ._model import CANCELLED_BY_HAND, Cause, Job, Layout, Settings, Status
+from ._model import Cause, Job, Layout, Settings, Status
 from ._report import Reports
 from ._table import cut, error_of
 from ._tail import one_line, plain

@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ._descriptors import wait_readable
 from ._model import Exit
-from ._process import fork, pidfd_open, wait_readable
+from ._pidfd import pidfd_open
+from ._process import fork
 
 
 def children() -> set[int]:

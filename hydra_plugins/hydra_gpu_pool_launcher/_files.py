@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ._model import ConfigurationError
+from ._errors import ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -238,6 +238,14 @@ def _lock_what_is_there(files: SweepFiles) -> int:
 
 
 _LEAST_ROOM = 1 << 20
+
+
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
+
+
+def is_of_the_disk(error: OSError) -> bool:
+    """True where a file cannot be written for a reason that a person may take away: full, read-only, not there."""
+    return error.errno in _OF_THE_DISK
 
 
 def require_room(files: SweepFiles) -> None:

@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from . import _files, _interpreter, _leader, _nodes, _process, _rank
+from . import _descriptors, _exit_hooks, _files, _interpreter, _leader, _nodes, _process, _rank, _signals, _streams
+from ._body import Elsewhere
+from ._descriptors import Descriptor, Unnamed
+from ._errors import JobCancelledError, JobCrashedError
 from ._failure import SEEN_LATE_S, End, Failure, Said, describe, first_failure
 from ._family import Family, children
 from ._forward import LOOK, GoneError, Signals, ToldError
 from ._leader import Assignment, Origin
-from ._model import Exit, Group, JobCancelledError, JobCrashedError
+from ._model import Exit, Group
 from ._nodes import UNSAID, NodeError, Nodes, Verdict
-from ._process import Descriptor, Unnamed
 from ._rank import Function, Rank
-from ._result import Elsewhere
 from ._torchrun import master_environ, rank_environ
 from ._verdict import BY_HAND, LOST_AFTER_S, signal_name
 
@@ -42,7 +43,7 @@ class Launch:
     carried: int | None
     signals: Signals
     close: Callable[[], set[int]]
-    of_the_app: _interpreter.OfTheApp
+    of_the_app: _exit_hooks.OfTheApp
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Ranks:
     _look_at: float = math.inf
     _told: tuple[int, float] | None = None  # by whom to end, and when
     _gave_up: bool = False
-    _gate: tuple[int, int] = field(default_factory=_process.hidden_pipe)
+    _gate: tuple[int, int] = field(default_factory=_descriptors.hidden_pipe)
     _orders: Unnamed = field(default_factory=Unnamed.made)
 
     @property
@@ -109,7 +110,7 @@ class Ranks:
         """Start them, and block until all are gone: the value of the group's rank 0, pickled, or why there is none."""
         self._family.spare(children())  # what the app's callbacks have started
         try:
-            with _process.children_of_our_own():
+            with _signals.children_of_our_own():
                 self._fork_all()
                 if not self._failing or self.launch.group.ddp.nnodes > 1:
                     self._meet()
@@ -273,7 +274,7 @@ class Ranks:
         running = ", ".join(str(rank) for rank, runs in alive.items() if runs) or "none"
         ended = ", ".join(str(rank) for rank, runs in alive.items() if not runs)
         before = f"; ended before: {ended}" if ended else ""
-        _process.note(f"gpu_pool: {signal_name(signum)}, passed on to the ranks that run: {running}{before}")
+        _streams.note(f"gpu_pool: {signal_name(signum)}, passed on to the ranks that run: {running}{before}")
 
     def _look_for_words(self) -> None:
         """A rank has ended its function; its process may take its time to end, and the others wait for it."""

@@ -16,8 +16,9 @@ import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ._errors import ConfigurationError
 from ._line import OF_A_LINE, Holder, Line, content_of, overwrite, ring, told
-from ._model import ConfigurationError, Device, Layout, Slot
+from ._model import Device, Layout, Slot
 
 VARIABLE = "GPU_POOL_LEASES"
 """Names another directory: containers that see the same GPUs, but not one /tmp, can share one."""

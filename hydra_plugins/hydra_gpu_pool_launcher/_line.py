@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from ._process import LET_GO, Changes
+from ._inotify import LET_GO, Changes
 
 _TICKET, _UNFINISHED = "wait.", "new."
 

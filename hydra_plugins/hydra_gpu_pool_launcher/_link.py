@@ -17,9 +17,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import _interpreter, _process
+from . import _descriptors, _interpreter, _pidfd, _process, _streams
+from ._errors import ConfigurationError, GpuPoolError
 from ._guard import Fresh, be_guard
-from ._model import ConfigurationError, GpuPoolError
 from ._world import App, Origin
 
 
@@ -61,13 +61,13 @@ class Link:
     def wake(self) -> None:
         """Whoever has suspended guard or supervisor (SIGSTOP): main waits for their ends, and they go on for it."""
         for pid, pidfd in ((self.guard, self.guard_pidfd), (self.ready.get("pid"), self.supervisor_pidfd)):
-            if pid is not None and pidfd is not None and not _process.wait_readable([pidfd], 0):
+            if pid is not None and pidfd is not None and not _descriptors.wait_readable([pidfd], 0):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     _process.send_signal(pid, signal.SIGCONT)
 
     def gone(self) -> bool:
         """True when the supervisor is."""
-        return bool(_process.wait_readable([self.lifeline], 0))
+        return bool(_descriptors.wait_readable([self.lifeline], 0))
 
     def send(self, message: dict[str, Any]) -> None:
         """One line to the supervisor; nothing happens where it is gone.
@@ -88,9 +88,9 @@ class Link:
     def _send_some(self) -> None:
         line = self._unsent[0]
         try:
-            sent = _process.send(self.channel, line)
+            sent = _descriptors.send(self.channel, line)
         except BlockingIOError:
-            if not _process.wait_writable(self.channel, unless_readable=self.lifeline):
+            if not _descriptors.wait_writable(self.channel, unless_readable=self.lifeline):
                 raise BrokenPipeError from None
             return
         if sent < len(line):
@@ -116,7 +116,7 @@ class Link:
         ``timeout``: seconds after which to return True although nothing has come.
         """
         while True:
-            ready = _process.wait_readable([self.channel, self.lifeline], timeout)
+            ready = _descriptors.wait_readable([self.channel, self.lifeline], timeout)
             if not ready:
                 return True
             if self.channel in ready:
@@ -131,7 +131,7 @@ class Link:
                 if lines:
                     return True
                 if not got:
-                    _process.wait_readable([self.lifeline])
+                    _descriptors.wait_readable([self.lifeline])
             if self.lifeline in ready:
                 return False
 
@@ -143,15 +143,15 @@ def start(app: App, fresh: Fresh | None = None) -> Link:
     """
     _close_the_unclosed()
     try:
-        ours, theirs = (_process.beyond_standard(end.detach()) for end in socket.socketpair())
+        ours, theirs = (_streams.beyond_standard(end.detach()) for end in socket.socketpair())
         # Taken here: the guard could only hope that the pid is still main's.
-        main_pidfd = _process.beyond_standard(_process.pidfd_open(os.getpid()))
+        main_pidfd = _streams.beyond_standard(_pidfd.pidfd_open(os.getpid()))
     except OSError as error:
         raise ConfigurationError(f"gpu_pool cannot start: {error.strerror} (see ulimit -n).") from error
     for end in (ours, theirs):
         os.set_blocking(end, False)
     origin = Origin(os.getpid(), main_pidfd, theirs, _interpreter.random_state(), frozenset({ours, *_open}))
-    _process.flush_streams()
+    _streams.flush_streams()
     _interpreter.pause_openmp()
     try:
         guard = _process.fork(lambda mask: be_guard(app, origin, mask, fresh), around=_interpreter.quiet_logging())
@@ -163,7 +163,7 @@ def start(app: App, fresh: Fresh | None = None) -> Link:
     finally:
         os.close(theirs)
         os.close(main_pidfd)
-    link = Link(guard, _process.pidfd_open(guard), ours)
+    link = Link(guard, _pidfd.pidfd_open(guard), ours)
     _open.update({link.guard_pidfd, ours})
     ready = None
     try:
@@ -181,7 +181,7 @@ def start(app: App, fresh: Fresh | None = None) -> Link:
     if "pid" not in link.ready:
         return link  # it is gone, or about to be
     with contextlib.suppress(ProcessLookupError):  # gone again already: the guard's end will tell
-        link.supervisor_pidfd = _process.pidfd_open(link.ready["pid"])
+        link.supervisor_pidfd = _pidfd.pidfd_open(link.ready["pid"])
         _open.add(link.supervisor_pidfd)
     return link
 
@@ -193,14 +193,14 @@ def close(link: Link, owner: int) -> None:
     link.wake()
     link.send({"close": True})
     _unclosed.append(link)
-    _process.wait_readable([link.guard_pidfd])
-    _process.wait_readable([link.lifeline])  # where the guard was killed, the supervisor ends later
+    _descriptors.wait_readable([link.guard_pidfd])
+    _descriptors.wait_readable([link.lifeline])  # where the guard was killed, the supervisor ends later
     _let_go(link)
 
 
 def _close_the_unclosed() -> None:
     for link in list(_unclosed):
-        if _process.wait_readable([link.guard_pidfd], 0) and link.gone():
+        if _descriptors.wait_readable([link.guard_pidfd], 0) and link.gone():
             _let_go(link)
 
 

@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
-from . import _process
+from . import _descriptors, _inotify
 from ._files import SweepFiles
 from ._outside import Refused, Standing, WatchedSweep, named, over, shown
 from ._table import cut
@@ -139,8 +139,8 @@ def _path(files: SweepFiles, num: int, rank: int | None) -> str:
 
 
 def _follow(sweep: WatchedSweep, num: int, log: _Log, to: Sink) -> None:
-    reader_of_ours = _process.pipe_behind(1)
-    with _process.Changes() as changes:
+    reader_of_ours = _descriptors.pipe_behind(1)
+    with _inotify.Changes() as changes:
         while True:
             changes.watch(sweep.files.root)
             changes.watch(os.path.dirname(log.path))

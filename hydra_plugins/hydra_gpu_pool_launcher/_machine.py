@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ._model import ConfigurationError
+from ._errors import ConfigurationError
 from ._settings import shown
 
 ASK_S = 30.0  # a driver in trouble makes nvidia-smi hang, for ever if need be

@@ -14,10 +14,11 @@ import stat
 from collections.abc import Mapping
 from typing import Any
 
-from . import _process, _returns, _verdict
+from . import _descriptors, _pidfd, _returns, _verdict
+from ._errors import GpuPoolError
 from ._files import SweepFiles
 from ._journal import JournalReader
-from ._model import GpuPoolError, Outcome
+from ._model import Outcome
 from ._tail import one_line
 from ._view import JobView, Launch, View
 
@@ -83,7 +84,7 @@ class WatchedSweep:
         self._take()
         if not self._alive() and not self.view.done:
             self._take()  # what it wrote between the first reading and its end
-        self.standing = standing(self.view, os.uname().nodename, _process.boot_id(), self._alive())
+        self.standing = standing(self.view, os.uname().nodename, _pidfd.boot_id(), self._alive())
 
     def close(self) -> None:
         """Let go of its journal and of its supervisor."""
@@ -144,11 +145,11 @@ class WatchedSweep:
     def _use(self, launch: Launch | None) -> None:
         if self._pidfd is not None:
             os.close(self._pidfd)
-        here = launch is not None and (launch.host, launch.boot) == (os.uname().nodename, _process.boot_id())
-        self._pidfd = _process.find(launch.supervisor, launch.started) if launch is not None and here else None
+        here = launch is not None and (launch.host, launch.boot) == (os.uname().nodename, _pidfd.boot_id())
+        self._pidfd = _pidfd.find(launch.supervisor, launch.started) if launch is not None and here else None
 
     def _alive(self) -> bool:
-        return self._pidfd is not None and not _process.wait_readable([self._pidfd], 0)
+        return self._pidfd is not None and not _descriptors.wait_readable([self._pidfd], 0)
 
 
 class NoSweep(Refused):

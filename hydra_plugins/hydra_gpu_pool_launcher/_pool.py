@@ -10,27 +10,22 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
-from ._files import SweepFiles
-from ._model import (
+from ._errors import ConfigurationError
+from ._events import (
     Abandon,
     Abandoned,
     Cancel,
-    Cause,
     Command,
-    ConfigurationError,
     End,
     Ending,
     Event,
-    Exit,
     Gone,
     Held,
     Interrupt,
-    Job,
     Kill,
     Released,
-    Report,
     Retry,
     Returned,
     Saving,
@@ -39,91 +34,12 @@ from ._model import (
     Stop,
     Submitted,
 )
-from ._process import is_of_the_disk, is_refusal
-from ._resume import Earlier
+from ._files import is_of_the_disk
+from ._model import Cause, Exit
+from ._process import is_refusal
+from ._requests import Close, Request
 from ._schedule import Schedule
-
-
-@dataclass(frozen=True)
-class Request:
-    """What main asks for in one launch. The app itself is not in it: the supervisor was forked with it."""
-
-    jobs: tuple[Job, ...]
-    files: SweepFiles
-    environ: Mapping[str, str]
-    cwd: str
-    fresh: bool  # the first launch of a sweep: what an earlier sweep left in the directory is moved aside
-    resume: bool = False  # what completed in an earlier sweep is not run again
-    command: tuple[str, ...] = ()  # that started main
-
-
-@dataclass(frozen=True)
-class Close:
-    """No request will come any more."""
-
-
-@dataclass(frozen=True)
-class Died:
-    """The job's whole tree is gone and reaped."""
-
-    num: int
-    exit: Exit
-
-
-class World(Protocol):
-    """What the loop needs of the system. Only ``wait`` blocks."""
-
-    def now(self) -> float:
-        """Seconds of the monotonic clock."""
-
-    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died]:
-        """What happened; empty when the deadline passed before anything did."""
-
-    def open(self, request: Request) -> Earlier | None:
-        """Take the sweep directory and begin its journal; what is taken over from earlier sweeps, where that is asked.
-
-        Raises ConfigurationError where it cannot be had.
-        """
-
-    def refuse(self, why: str) -> None:
-        """Tell main that the request is not carried out."""
-
-    def record(self, event: str, **facts: Any) -> None:
-        """A line in the journal, or one that it is owed, while it cannot be written. Never raises OSError."""
-
-    def blocked(self) -> str | None:
-        """Why nothing can be recorded for now; None where it can. What the journal is owed is tried again before."""
-
-    def warn(self, text: str) -> None:
-        """A line for the person at the other end, who cannot read it in the journal; never blocks."""
-
-    def leave(self) -> None:
-        """Tell main that the launch is over, although the journal does not say so; never blocks."""
-
-    def ring(self) -> None:
-        """Tell main that there is something new in the journal; never blocks."""
-
-    def start(self, start: Start) -> int:
-        """Fork the job; its pid. Raises OSError where the system, or the disk, refuses."""
-
-    def signal(self, num: int, signum: int) -> None:
-        """Send a signal to the job's process."""
-
-    def saving(self, num: int) -> bool:
-        """True where the job has finished, and only waits until its result can be saved."""
-
-    def kill(self, num: int) -> None:
-        """SIGKILL to all of the job."""
-
-    def abandon(self, num: int) -> None:
-        """Wait no longer for what is left of the job."""
-
-    def report(self, num: int) -> Report | None:
-        """What the job has said of itself on disk."""
-
-    def set_aside(self, num: int) -> None:
-        """Take what a stopped job saved out of the place of results."""
-
+from ._system import Died, World
 
 LOOK_AGAIN_S = 1.0
 """Between two looks at a disk that cannot be written: nothing tells when it can."""

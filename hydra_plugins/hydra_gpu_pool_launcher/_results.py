@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ._errors import JOB_ERRORS
 from ._files import SweepFiles
-from ._model import JOB_ERRORS, Cause
+from ._model import Cause
 from ._view import JobView, View, columns
 
 Cell = str | int | float | bool | None

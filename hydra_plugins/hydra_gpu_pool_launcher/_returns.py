@@ -14,8 +14,9 @@ import pickle
 import re
 from typing import Any
 
+from ._errors import GpuPoolError
 from ._files import SweepFiles, make_job_dir, move_aside, require_private, write_whole
-from ._model import GpuPoolError, Report, Status
+from ._model import Report, Status
 
 _RANK_LOG = re.compile(r"rank_\d+\.log")
 

@@ -14,41 +14,34 @@ from __future__ import annotations
 
 import enum
 import signal
-from collections import Counter, deque
-from collections.abc import Callable, Collection, MutableSequence
+from collections import deque
+from collections.abc import Callable, MutableSequence
 from dataclasses import dataclass, field
 
-from ._model import (
+from ._errors import GpuPoolError
+from ._events import (
     Abandon,
     Abandoned,
     Cancel,
-    Cause,
     Command,
     End,
     Ending,
     Event,
-    Exit,
     Gone,
-    GpuPoolError,
     Held,
     Interrupt,
-    Job,
     Kill,
-    Layout,
-    Outcome,
-    Policy,
     Released,
-    Report,
     Retry,
     Returned,
     Saving,
-    Slot,
     Start,
     StartRefused,
-    Status,
     Stop,
     Submitted,
 )
+from ._model import Cause, Exit, Job, Layout, Outcome, Policy, Report, Slot, Status
+from ._slots import Slots
 from ._verdict import LOST_AFTER_S, Stopped, cancelled, judge, lost, told
 
 
@@ -103,8 +96,7 @@ class Schedule:
     _queue: deque[_Entry] = field(default_factory=deque)
     _alone: list[_Entry] = field(default_factory=list)  # those of the waiting that need whole devices
     _running: dict[int, _Try] = field(default_factory=dict)
-    _free: set[Slot] = field(init=False)
-    _retired: set[Slot] = field(default_factory=set)
+    _slots: Slots = field(init=False)
     _stopped: Stop | None = None
     _held: bool = False
     _not_before: float = float("-inf")  # the next start, for stagger_s
@@ -112,7 +104,7 @@ class Schedule:
     _turn: dict[int, int] = field(default_factory=dict)  # by job: its place in the order of submission
 
     def __post_init__(self) -> None:
-        self._free = set(self.layout.slots)
+        self._slots = Slots(self.layout)
 
     @property
     def idle(self) -> bool:
@@ -152,11 +144,11 @@ class Schedule:
                 return []
             case Gone(num, exit_, report):
                 attempt = self._expect(num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED, Phase.ENDING)
-                self._free.update(attempt.slots)
+                self._slots.release(attempt.slots)
                 return [*self._over(attempt, exit_, report, now), *self._start(now)]
             case Abandoned(num, report):
                 attempt = self._expect(num, event, Phase.ABANDONED)
-                self._retired.update(attempt.slots)  # whatever cannot be killed still holds its GPU
+                self._slots.retire(attempt.slots)  # whatever cannot be killed still holds its GPU
                 return [*self._over(attempt, None, report, now), *self._start(now)]
             case Stop():
                 return self._stop(event, now)
@@ -209,7 +201,7 @@ class Schedule:
                 break
             entry, slots = found
             (self._alone if entry.alone else self._queue).remove(entry)
-            self._free.difference_update(slots)
+            self._slots.take(slots)
             limit = None if self.policy.timeout_s is None else now + self.policy.timeout_s
             self._running[entry.job.num] = _Try(entry, slots, limit)
             self._not_before = now + self.policy.stagger_s
@@ -220,43 +212,19 @@ class Schedule:
         """The job to start, and its slots. What needs whole devices comes first: others fill them up for ever."""
         reserved: tuple[int, ...] = ()
         if self._alone:
-            reserved = self._emptiest()
-            slots = tuple(s for s in self.layout.slots if s.device in reserved and s not in self._retired)
-            if reserved and self._free.issuperset(slots):
+            reserved = self._slots.emptiest()
+            slots = self._slots.all_of(reserved)
+            if slots is not None:
                 return self._alone[0], slots
-        placed = self._place(reserved) if self._queue else None
+        placed = self._slots.place(reserved) if self._queue else None
         return None if placed is None else (self._queue[0], placed)
-
-    def _emptiest(self) -> tuple[int, ...]:
-        """As many devices as a job takes, those that will be wholly free soonest; () where too few are usable."""
-        usable = {slot.device for slot in self.layout.slots if slot not in self._retired}
-        if len(usable) < self.layout.devices_per_job:
-            return ()
-        retired, load = Counter(s.device for s in self._retired), self._load()
-        chosen = sorted(usable, key=lambda device: (retired[device], load[device], device))
-        return tuple(sorted(chosen[: self.layout.devices_per_job]))
-
-    def _load(self) -> Counter[int]:
-        return Counter(slot.device for slot in self.layout.slots if slot not in self._free)
-
-    def _place(self, reserved: Collection[int]) -> tuple[Slot, ...] | None:
-        """The lowest free slot on each of the least loaded devices; None where too few devices have one."""
-        lowest: dict[int, Slot] = {}
-        for slot in self.layout.slots:
-            if slot in self._free and slot.device not in lowest and slot.device not in reserved:
-                lowest[slot.device] = slot
-        if len(lowest) < self.layout.devices_per_job:
-            return None
-        load = self._load()
-        chosen = sorted(lowest, key=lambda device: (load[device], device))[: self.layout.devices_per_job]
-        return tuple(lowest[device] for device in sorted(chosen))
 
     def _refused(self, event: StartRefused, now: float) -> list[Command]:
         """Tried again when a job ends: until then, no slot is worth a try. Where none runs, nothing would ever end."""
         attempt = self._expect(event.num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED)
         entry = attempt.entry
         del self._running[event.num]
-        self._free.update(attempt.slots)
+        self._slots.release(attempt.slots)
         if attempt.stopped is not None:  # by fail_fast, for a job of the same step
             return self._end(entry, entry.attempt - 1, cancelled(f"{attempt.stopped.why}; {_before(entry)}"), now)
         if event.for_now and (self._running or self._held):

@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ._model import ConfigurationError, DdpSettings, Settings
+from ._errors import ConfigurationError
+from ._model import DdpSettings, Settings
 
 # What a rule is: a function from the raw value to the checked one, which raises ValueError, TypeError or OverflowError
 # for a value it does not take; and the words for what it takes.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import _process
+from . import _pidfd
 from ._files import SweepFiles
 from ._outside import Standing, over, resume_command, shown
 from ._table import Line, cells, cut, error, overview, pad, rows, short
@@ -75,7 +75,7 @@ def _standing(view: View, how: Standing, now: float) -> list[str]:
     if how is Standing.IDLE:
         return [f"all jobs so far have ended {_when(view.at, now)}; the app, process {launch.main}, may start more"]
     if how is Standing.KILLED:
-        rebooted = launch.boot != _process.boot_id()
+        rebooted = launch.boot != _pidfd.boot_id()
         why = f"{host} was restarted since" if rebooted else f"its supervisor, process {launch.supervisor}, is gone"
         return [f"killed: {why}; {last}"]
     return [f"on another machine, {host}: whether it still runs cannot be told from here; {last}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ._model import JOB_ERRORS
+from ._errors import JOB_ERRORS
 from ._tail import one_line
 from ._view import JobView, State, View, columns
 
