@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
-from hydra_plugins.hydra_gpu_pool_launcher._events import Ending, Start, Stop
+from hydra_plugins.hydra_gpu_pool_launcher._events import Ending, Measured, Start, Stop
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
+from hydra_plugins.hydra_gpu_pool_launcher._gauge import LOOK_S
 from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Exit, Job, Layout, Policy, Report, Status
 from hydra_plugins.hydra_gpu_pool_launcher._pool import LOOK_AGAIN_S, Pool
 from hydra_plugins.hydra_gpu_pool_launcher._requests import Close, Request
@@ -28,7 +29,7 @@ PATIENT = Policy(GRACE_S)
 DONE = Report(Status.COMPLETED, None, None, 0.5, "sha")
 CTRL_C = Stop("Ctrl-C", signal.SIGINT)
 
-Happening = Request | Close | Stop | Ending | Died
+Happening = Request | Close | Stop | Ending | Died | Measured
 
 
 @dataclass
@@ -38,6 +39,8 @@ class Script:
     ``future``: what happens when, in order. ``reports``: what is on disk for a job, and since when. ``refusals``: how
     often the system refuses to start a job. ``taken``: what ``open`` says to a request. ``full``: from when
     to when, and why, nothing can be recorded. ``waiting``: the jobs that have finished and cannot save their results.
+    ``memory``: of a device, from when on how much is free; a look is answered ``answers_after`` seconds later.
+    ``peaks``: of GPU memory, by job.
     """
 
     future: list[tuple[float, Happening]]
@@ -46,6 +49,9 @@ class Script:
     taken: list[str | None] = field(default_factory=list)
     full: Sequence[tuple[float, float, str]] = ()
     waiting: Collection[int] = ()
+    memory: Mapping[int, Sequence[tuple[float, int | None]]] = field(default_factory=dict)
+    answers_after: float = 0.0
+    peaks: Mapping[int, float] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)  # of the journal
     clock: float = 0.0
@@ -116,6 +122,18 @@ class Script:
 
     def set_aside(self, num: int) -> None:
         self.calls.append(f"set_aside {num}")
+
+    def look(self) -> None:
+        self.calls.append("look")
+        free = {device: gb for device, amounts in self.memory.items() for since, gb in amounts if since <= self.clock}
+        self.future.insert(0, (self.clock + self.answers_after, Measured(free)))
+        self.future.sort(key=lambda each: each[0])
+
+    def scarcity(self, device: int, free: int | None) -> str:
+        return f"device {device} has {free} free"
+
+    def gpu_mb(self, num: int) -> float | None:
+        return self.peaks.get(num)
 
     def effects(self) -> list[str]:
         """What was asked for, without what is asked for in every step."""
@@ -538,3 +556,49 @@ def test_whoever_stops_a_job_that_waits_to_save_its_result_is_told_what_is_lost(
     assert world.effects()[4:6] == ["record stop 0", "signal 0 SIGINT"]
     why = "was cancelled: Ctrl-C; it had finished, but its result could not be saved"
     assert world.line("end", 0)["error_text"] == why
+
+
+# --- memory ---
+
+
+def test_a_neighbour_that_comes_and_goes_delays_a_start_by_as_long_as_it_stays_and_is_on_record_once() -> None:
+    world = play(
+        Script(
+            [(0, request(0, 1)), (50, Died(0, WELL)), (120, Died(1, WELL)), (120, Close())],
+            memory={0: [(0, 30), (40, 3), (60.5, 80)]},
+            answers_after=0.1,
+        ),
+        policy=Policy(GRACE_S, min_free=20),
+    )
+    assert world.line("start", 0)["at"] == pytest.approx(0.1)
+    assert 60.5 < world.line("start", 1)["at"] < 60.5 + LOOK_S + 0.2
+    waiting = [line for line in world.lines if line["event"] == "waiting"]
+    assert waiting == [{"event": "waiting", "at": 50.1, "device": "0", "why": "device 0 has 3 free"}]
+
+
+def test_memory_that_comes_back_slowly_delays_the_next_start_until_it_is_back_or_rises_no_more() -> None:
+    rising: list[tuple[float, int | None]] = [(0, 80), (10, 5), (50.2, 20), (50.4, 40), (50.7, 60)]
+    world = play(
+        Script([(0, request(0, 1)), (50, Died(0, WELL)), (120, Died(1, WELL)), (120, Close())], memory={0: rising}),
+        policy=Policy(GRACE_S, settle_s=10.0),
+    )
+    assert world.line("start", 0)["at"] == 0
+    assert world.line("start", 1)["at"] == 51.0, "after the first look in which no more is free than in the one before"
+
+
+def test_without_a_limit_and_with_nothing_to_come_back_nobody_looks() -> None:
+    world = play(
+        Script([(0, request(0, 1)), (50, Died(0, WELL)), (60, Died(1, WELL)), (60, Close())]), devices=["0", "1"]
+    )
+    assert "look" not in world.calls
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_the_peak_of_a_try_is_in_the_line_of_its_end_or_of_its_retry(attempts: int) -> None:
+    future: list[tuple[float, Happening]] = [(at, Died(0, KILLED)) for at in range(1, attempts + 1)]
+    world = play(
+        Script([(0, request(0)), *future, (9, Close())], peaks={0: 1234.56}),
+        policy=Policy(GRACE_S, max_retries=attempts - 1, retry_on=frozenset({"crash"})),
+    )
+    ends = [line["gpu_mb"] for line in world.lines if line["event"] in {"end", "retry"}]
+    assert ends == [1234.6] * attempts

@@ -46,6 +46,7 @@ ORDER = (
     "_requests",
     "_schedule",
     "_slots",
+    "_gauge",
     "_job",
     "_ddp",
     "_stores",
@@ -194,7 +195,7 @@ def test_processes_are_the_business_of_one_room_but_for_what_is_listed_with_its_
 
 
 def test_what_decides_has_no_clock_and_no_system() -> None:
-    for room in ("_schedule", "_slots", "_events", "_errors", "_model"):
+    for room in ("_schedule", "_slots", "_gauge", "_events", "_errors", "_model"):
         outside = {name for name in _imports(_tree(room)) if not name.startswith(package.__name__)}
         modules = {name for name in outside if name in sys.stdlib_module_names or name == "collections.abc"}
         assert modules <= DECIDES | {"typing"}

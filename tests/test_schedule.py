@@ -30,10 +30,12 @@ from hydra_plugins.hydra_gpu_pool_launcher._events import (
     Held,
     Interrupt,
     Kill,
+    Look,
     Released,
     Retry,
     Returned,
     Saving,
+    Scarce,
     Start,
     StartRefused,
     Stop,
@@ -945,6 +947,9 @@ class AnyWorld(RuleBasedStateMachine):
     It carries commands out as the loop of ``_pool`` does: all of a step, then the answers to them, in order.
     """
 
+    for_memory = False
+    """True where jobs also wait for memory: then they may wait although there are slots."""
+
     @initialize(
         devices=strategies.integers(1, 4),
         slots=strategies.integers(1, 3),
@@ -953,14 +958,7 @@ class AnyWorld(RuleBasedStateMachine):
     )
     def begin(self, devices: int, slots: int, data: strategies.DataObject, first: int) -> None:
         self.layout = layout(devices, slots, data.draw(strategies.integers(1, devices), "devices per job"))
-        self.policy = Policy(
-            data.draw(strategies.sampled_from([0.0, 1.0, GRACE_S]), "grace"),
-            timeout_s=data.draw(strategies.sampled_from([None, 5.0]), "timeout"),
-            stagger_s=data.draw(strategies.sampled_from([0.0, 0.5]), "stagger"),
-            max_retries=data.draw(strategies.integers(0, 2), "retries"),
-            retry_on=frozenset(data.draw(strategies.sets(strategies.sampled_from(WAYS)), "retry on")),
-            fail_fast=data.draw(strategies.booleans(), "fail fast"),
-        )
+        self.policy = self._policy(data)
         self.schedule = Schedule(self.layout, self.policy)
         self.now = 0.0
         self.order: list[int] = []  # as submitted
@@ -981,6 +979,7 @@ class AnyWorld(RuleBasedStateMachine):
         self.reasons: dict[int, Stopped] = {}  # of what was stopped before it had ended by itself
         self.returned: set[int] = set()
         self.cancelled: set[int] = set()
+        self.looking = False
         self._submit(first, data)
 
     # what happens
@@ -1045,13 +1044,15 @@ class AnyWorld(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_while_nothing_runs(self) -> None:
-        if self.waiting and not self.alive and not self.held:
+        if self.waiting and not self.alive and not self.held and not self.looking:
             assert self.schedule.deadline is not None, "no event will ever come that could start it"
-            assert self.now < self.last_start + self.policy.stagger_s
+            assert self.now < self.last_start + self.policy.stagger_s or self.for_memory
 
     @invariant()
     def no_room_is_idle_while_a_job_waits(self) -> None:
         if self.held or self.refused_since_an_end or self.now < self.last_start + self.policy.stagger_s:
+            return
+        if self.looking or (self.for_memory and self.schedule.deadline is not None):
             return
         if set(self.waiting) - self.alone:
             assert len(self._room()) < self.layout.devices_per_job
@@ -1073,7 +1074,9 @@ class AnyWorld(RuleBasedStateMachine):
         if self.held:
             self.held = False
             self._tell(Released(), None)
-        for _ in range(100):
+        for _ in range(200):
+            if self.looking:
+                self._answer(None)
             if self.schedule.deadline is not None and not self.alive:
                 self.now = max(self.now, self.schedule.deadline)
                 self._carry_out(self.schedule.tick(self.now), None)
@@ -1082,6 +1085,16 @@ class AnyWorld(RuleBasedStateMachine):
         assert self.outcomes.keys() == set(self.order)
         assert self.schedule.idle
         assert self.schedule.deadline is None
+
+    def _policy(self, data: strategies.DataObject) -> Policy:
+        return Policy(
+            data.draw(strategies.sampled_from([0.0, 1.0, GRACE_S]), "grace"),
+            timeout_s=data.draw(strategies.sampled_from([None, 5.0]), "timeout"),
+            stagger_s=data.draw(strategies.sampled_from([0.0, 0.5]), "stagger"),
+            max_retries=data.draw(strategies.integers(0, 2), "retries"),
+            retry_on=frozenset(data.draw(strategies.sets(strategies.sampled_from(WAYS)), "retry on")),
+            fail_fast=data.draw(strategies.booleans(), "fail fast"),
+        )
 
     # how commands are carried out
 
@@ -1198,6 +1211,8 @@ class AnyWorld(RuleBasedStateMachine):
                     self.waiting.remove(job.num)
                     assert outcome.cause in {Cause.CANCELLED, Cause.LOST}
                 return None
+            case Look() | Scarce():
+                raise AssertionError("nothing was asked for that needs a measurement")
 
     def _check_start(self, num: int, attempt: int, slots: tuple[Slot, ...]) -> None:
         assert not self.stopped
@@ -1211,9 +1226,11 @@ class AnyWorld(RuleBasedStateMachine):
         if num in self.alone:
             assert num == next(n for n in self.waiting if n in self.alone)
             assert set(slots) == {s for s in self.layout.slots if s.device in chosen} - self.retired
-            assert chosen == self._reserved()
+            assert chosen == self._reserved() or self.for_memory
             return
         assert num == next(n for n in self.waiting if n not in self.alone)
+        if self.for_memory:
+            return
         room, load = self._room(), self._load()
         assert all(slot.number == room[slot.device] for slot in slots), "the lowest that is free"
         assert len(slots) == len(chosen)
@@ -1225,6 +1242,9 @@ class AnyWorld(RuleBasedStateMachine):
         self.tries[num] -= 1
         self.waiting = sorted([*self.waiting, num])
         self.refused_since_an_end = True
+
+    def _answer(self, data: strategies.DataObject | None) -> None:
+        """What the driver says, where somebody has asked; plenty, where nobody draws it."""
 
     def _signalled(self, num: int, stopped: Stopped, happens: Callable[[str], bool]) -> Event | None:
         """The first signal finds the job's own outcome on disk, or not; a later one changes nothing about that."""

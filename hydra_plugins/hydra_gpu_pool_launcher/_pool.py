@@ -25,10 +25,13 @@ from ._events import (
     Held,
     Interrupt,
     Kill,
+    Look,
+    Measured,
     Released,
     Retry,
     Returned,
     Saving,
+    Scarce,
     Start,
     StartRefused,
     Stop,
@@ -104,13 +107,13 @@ class Pool:
             self._held = True
             self._tell(Held())
 
-    def _take(self, event: Request | Close | Stop | Cancel | Ending | Died) -> None:
+    def _take(self, event: Request | Close | Stop | Cancel | Ending | Died | Measured) -> None:
         match event:
             case Close():
                 self._closing = True
             case Request():
                 self._launch(event)
-            case Stop() | Cancel():
+            case Stop() | Cancel() | Measured():
                 self._tell(event)
             case Ending(num):
                 self._running[num].ended = self.world.now()
@@ -175,6 +178,13 @@ class Pool:
             case Retry():
                 self._end("retry", command)
                 return []
+            case Look():
+                self.world.look()
+                return []
+            case Scarce(device, free):
+                why = self.world.scarcity(device, free)
+                self.world.record("waiting", device=self.schedule.layout.devices[device].label, why=why)
+                return []
 
     def _start(self, start: Start) -> Sequence[Event]:
         num, now = start.job.num, self.world.now()
@@ -227,6 +237,9 @@ class Pool:
             facts["seconds"] = round(ended - running.started, 3)
             if running.exit is not None:
                 facts["cpu_s"], facts["peak_mb"] = round(running.exit.cpu_s, 3), round(running.exit.peak_mb, 1)
+            gpu_mb = self.world.gpu_mb(end.job.num)
+            if gpu_mb is not None:
+                facts["gpu_mb"] = round(gpu_mb, 1)
             if running.stop_recorded and not outcome.by_itself:
                 self.world.set_aside(end.job.num)
         self.world.record(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import signal
 from collections import deque
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Collection, MutableSequence
 from dataclasses import dataclass, field
 
 from ._errors import GpuPoolError
@@ -31,6 +31,7 @@ from ._events import (
     Held,
     Interrupt,
     Kill,
+    Measured,
     Released,
     Retry,
     Returned,
@@ -40,6 +41,7 @@ from ._events import (
     Stop,
     Submitted,
 )
+from ._gauge import Gauge
 from ._model import Cause, Exit, Job, Layout, Outcome, Policy, Report, Slot, Status
 from ._slots import Slots
 from ._verdict import LOST_AFTER_S, Stopped, cancelled, judge, lost, told
@@ -102,9 +104,12 @@ class Schedule:
     _not_before: float = float("-inf")  # the next start, for stagger_s
     _due: float | None = None  # when a start that only stagger_s delays can be made
     _turn: dict[int, int] = field(default_factory=dict)  # by job: its place in the order of submission
+    _gauge: Gauge = field(init=False)
 
     def __post_init__(self) -> None:
         self._slots = Slots(self.layout)
+        totals = [device.total_bytes for device in self.layout.devices]
+        self._gauge = Gauge(self.policy.min_free, self.policy.settle_s, totals)
 
     @property
     def idle(self) -> bool:
@@ -119,7 +124,7 @@ class Schedule:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due at the latest; None: not before the next event."""
-        deadlines = [self._due, *(attempt.deadline for attempt in self._running.values())]
+        deadlines = [self._due, self._gauge.due, *(attempt.deadline for attempt in self._running.values())]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -145,10 +150,12 @@ class Schedule:
             case Gone(num, exit_, report):
                 attempt = self._expect(num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED, Phase.ENDING)
                 self._slots.release(attempt.slots)
+                self._gauge.ended(num, now)
                 return [*self._over(attempt, exit_, report, now), *self._start(now)]
             case Abandoned(num, report):
                 attempt = self._expect(num, event, Phase.ABANDONED)
                 self._slots.retire(attempt.slots)  # whatever cannot be killed still holds its GPU
+                self._gauge.dropped(num)
                 return [*self._over(attempt, None, report, now), *self._start(now)]
             case Stop():
                 return self._stop(event, now)
@@ -160,6 +167,8 @@ class Schedule:
             case Released():
                 self._held = False
                 return self._start(now)
+            case Measured():
+                return self._measured(event, now)
 
     def tick(self, now: float) -> list[Command]:
         """What is due now: a try's time or grace that is over, processes that are not to be had, a delayed start."""
@@ -173,7 +182,7 @@ class Schedule:
             else:
                 attempt.phase, attempt.deadline = Phase.ABANDONED, None
                 commands.append(Abandon(attempt.entry.job.num))
-        if self._due is not None and self._due <= now:
+        if any(due is not None and due <= now for due in (self._due, self._gauge.due)):
             commands += self._start(now)
         return commands
 
@@ -189,7 +198,7 @@ class Schedule:
     def _start(self, now: float) -> list[Command]:
         """Whatever has room. Where nothing runs and nothing ever will, the rest is lost."""
         commands: list[Command] = []
-        self._due = None
+        self._due = self._gauge.due = None
         while (self._queue or self._alone) and self._stopped is None and not self._held:
             found = self._next()
             if found is None:
@@ -199,24 +208,41 @@ class Schedule:
             if now < self._not_before:
                 self._due = self._not_before
                 break
+            found = self._next(self._gauge.closed(range(len(self.layout.devices)), now))
+            if found is None:
+                commands += self._gauge.ask(now)
+                break
             entry, slots = found
             (self._alone if entry.alone else self._queue).remove(entry)
             self._slots.take(slots)
             limit = None if self.policy.timeout_s is None else now + self.policy.timeout_s
             self._running[entry.job.num] = _Try(entry, slots, limit)
+            self._gauge.started(entry.job.num, [slot.device for slot in slots], now)
             self._not_before = now + self.policy.stagger_s
             commands.append(Start(entry.job, entry.attempt, slots))
         return commands
 
-    def _next(self) -> tuple[_Entry, tuple[Slot, ...]] | None:
-        """The job to start, and its slots. What needs whole devices comes first: others fill them up for ever."""
+    def _measured(self, event: Measured, now: float) -> list[Command]:
+        """What has memory starts; of devices that only lack memory, a person is told."""
+        self._gauge.take(event, now)
+        commands = self._start(now)
+        if (self._queue or self._alone) and not self._held:
+            commands += self._gauge.scarce(self._slots.with_room)
+        self._gauge.forget()
+        return commands
+
+    def _next(self, closed: Collection[int] = ()) -> tuple[_Entry, tuple[Slot, ...]] | None:
+        """The job to start, and its slots. What needs whole devices comes first: others fill them up for ever.
+
+        ``closed``: devices on which nothing may start for now.
+        """
         reserved: tuple[int, ...] = ()
         if self._alone:
-            reserved = self._slots.emptiest()
+            reserved = self._slots.emptiest(closed)
             slots = self._slots.all_of(reserved)
-            if slots is not None:
+            if slots is not None and not {*reserved} & {*closed}:
                 return self._alone[0], slots
-        placed = self._slots.place(reserved) if self._queue else None
+        placed = self._slots.place({*reserved, *closed}) if self._queue else None
         return None if placed is None else (self._queue[0], placed)
 
     def _refused(self, event: StartRefused, now: float) -> list[Command]:
@@ -225,6 +251,7 @@ class Schedule:
         entry = attempt.entry
         del self._running[event.num]
         self._slots.release(attempt.slots)
+        self._gauge.dropped(event.num)
         if attempt.stopped is not None:  # by fail_fast, for a job of the same step
             return self._end(entry, entry.attempt - 1, cancelled(f"{attempt.stopped.why}; {_before(entry)}"), now)
         if event.for_now and (self._running or self._held):

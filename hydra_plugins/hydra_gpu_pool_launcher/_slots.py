@@ -32,28 +32,36 @@ class Slots:
         """The job that had them is not to be had: nobody gets them any more."""
         self._retired.update(slots)
 
+    @property
+    def with_room(self) -> set[int]:
+        """The devices on which a slot is free."""
+        return {slot.device for slot in self._free}
+
     def all_of(self, devices: Collection[int]) -> tuple[Slot, ...] | None:
         """All usable slots of these devices; None where one is not free, or where there is no device."""
         slots = tuple(s for s in self.layout.slots if s.device in devices and s not in self._retired)
         return slots if devices and self._free.issuperset(slots) else None
 
-    def emptiest(self) -> tuple[int, ...]:
-        """As many devices as a job takes, those that will be wholly free soonest; () where too few are usable."""
+    def emptiest(self, closed: Collection[int] = ()) -> tuple[int, ...]:
+        """As many devices as a job takes, those that will be wholly free soonest; () where too few are usable.
+
+        ``closed``: devices on which no job may start for now, and which are left to others where there is a choice.
+        """
         usable = {slot.device for slot in self.layout.slots if slot not in self._retired}
         if len(usable) < self.layout.devices_per_job:
             return ()
         retired, load = Counter(s.device for s in self._retired), self._load()
-        chosen = sorted(usable, key=lambda device: (retired[device], load[device], device))
+        chosen = sorted(usable, key=lambda device: (retired[device], device in closed, load[device], device))
         return tuple(sorted(chosen[: self.layout.devices_per_job]))
 
     def _load(self) -> Counter[int]:
         return Counter(slot.device for slot in self.layout.slots if slot not in self._free)
 
-    def place(self, reserved: Collection[int]) -> tuple[Slot, ...] | None:
+    def place(self, barred: Collection[int]) -> tuple[Slot, ...] | None:
         """The lowest free slot on each of the least loaded devices; None where too few devices have one."""
         lowest: dict[int, Slot] = {}
         for slot in self.layout.slots:
-            if slot in self._free and slot.device not in lowest and slot.device not in reserved:
+            if slot in self._free and slot.device not in lowest and slot.device not in barred:
                 lowest[slot.device] = slot
         if len(lowest) < self.layout.devices_per_job:
             return None

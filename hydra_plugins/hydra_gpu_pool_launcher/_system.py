@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ._events import (
     Cancel,
     Ending,
+    Measured,
     Start,
     Stop,
 )
@@ -34,7 +35,7 @@ class World(Protocol):
     def now(self) -> float:
         """Seconds of the monotonic clock."""
 
-    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died]:
+    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died | Measured]:
         """What happened; empty when the deadline passed before anything did."""
 
     def open(self, request: Request) -> Earlier | None:
@@ -81,3 +82,12 @@ class World(Protocol):
 
     def set_aside(self, num: int) -> None:
         """Take what a stopped job saved out of the place of results."""
+
+    def look(self) -> None:
+        """Have the devices' memory measured; ``wait`` gives the answer, within seconds, also where there is none."""
+
+    def scarcity(self, device: int, free: int | None) -> str:
+        """A sentence: how much of this device is free, and who holds the rest, as far as that is known."""
+
+    def gpu_mb(self, num: int) -> float | None:
+        """The most of its GPUs' memory that the job's try has been seen with, in MB (1e6 bytes); None: nobody knows."""

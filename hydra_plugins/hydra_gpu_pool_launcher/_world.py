@@ -26,7 +26,7 @@ from . import (
     _signals,
 )
 from ._carry import CarriedBody
-from ._events import Cancel, Ending, Start, Stop
+from ._events import Cancel, Ending, Measured, Start, Stop
 from ._family import Family, children
 from ._leader import Origin as OriginOfJob
 from ._model import Group, Layout, Policy, Report, Slot
@@ -100,16 +100,20 @@ class SystemWorld:
         self._unread = b""
         self._records = Records(app.layout, origin.main, self.tell, imported)
         self._said_unsaved = False  # in this launch
+        self._looking = False
         self._over: set[int] = set()  # of the channel and the lifelines: those that have told all they can
 
     def now(self) -> float:
         return time.monotonic()
 
-    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died]:
+    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died | Measured]:
+        if self._looking:
+            self._looking = False
+            return [Measured({})]
         timeout = None if deadline is None else deadline - time.monotonic()
         watch = {self._origin.channel, self._wakeup[0], *self._lifelines} - self._over
         steps, ready = self._family.wait(timeout, watch)
-        events: list[Request | Close | Stop | Cancel | Ending | Died] = [
+        events: list[Request | Close | Stop | Cancel | Ending | Died | Measured] = [
             Ending(num) if exit_ is None else Died(num, exit_) for num, exit_ in steps.items()
         ]
         for fd in ready:
@@ -128,7 +132,7 @@ class SystemWorld:
                 events += [Stop(self._lifelines[fd], signal.SIGTERM), Close()]
         return events
 
-    def _from_main(self) -> list[Request | Close | Stop | Cancel | Ending | Died]:
+    def _from_main(self) -> list[Request | Close | Stop | Cancel | Ending | Died | Measured]:
         try:
             got = os.read(self._origin.channel, 1 << 16)
         except ConnectionResetError:
@@ -248,3 +252,12 @@ class SystemWorld:
             _returns.set_aside_late(self._records.request.files, num)
         except OSError:  # its outcome stays there, and the journal, which knows better, is asked first
             traceback.print_exc()
+
+    def look(self) -> None:
+        self._looking = True
+
+    def scarcity(self, device: int, free: int | None) -> str:
+        raise NotImplementedError
+
+    def gpu_mb(self, num: int) -> float | None:  # noqa: ARG002
+        return None
