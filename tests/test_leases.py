@@ -85,7 +85,7 @@ def test_a_slot_is_one_sweeps_until_it_lets_go_of_it_and_who_has_it_can_be_told(
     mine, yours = sweep(), sweep()
     assert yours.take(5, [A], YOU) == NOTHING
     assert mine.take(0, [A], ME) == {A}
-    assert mine.holders([A]) == "the sweep in /yours (process 22)"
+    assert mine.holders([A]) == "is held by the sweep in /yours (process 22)"
     yours.release(5)
     assert mine.take(0, [A], ME) == NOTHING
 
@@ -182,7 +182,7 @@ def test_a_ticket_keeps_others_from_the_slots_that_it_is_for_alone_and_says_whos
     mine, yours = sweep(TWO), sweep(TWO)
     yours.wait_for([A], YOU)
     assert mine.take(0, [A, B], ME) == {A}
-    assert mine.holders([A, B]) == "the sweep in /yours (process 22)"
+    assert mine.holders([A, B]) == "the sweep in /yours (process 22) has waited longer for"
     assert mine.take(0, [B], ME) == NOTHING
 
 
@@ -256,7 +256,7 @@ def test_a_ticket_that_is_just_being_written_is_for_any_slot(sweep: Sweep, lease
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_EX)
     assert mine.take(0, [A], ME) == {A}
-    assert mine.holders([A]) == "another sweep"
+    assert mine.holders([A]) == "another sweep has waited longer for"
     os.close(fd)
     assert mine.take(0, [A], ME) == NOTHING
 

@@ -226,6 +226,8 @@ class Lines:
             self._resumed(event)
         elif event["event"] == "moved_aside":
             self._moved_aside(event)
+        elif event["event"] == "waiting":
+            say(one_line(event["why"]), logging.WARNING)
         elif event["event"] == "start":
             again = f", try {event['attempt']}" if event["attempt"] > 1 else ""
             job, slots = self._by_number[event["job"]], ",".join(event["slots"])

@@ -97,7 +97,7 @@ class Leases:
         self._layout = layout
         self._line = Line(opened.directory)
         self._held: dict[int, list[str]] = {}
-        self._refused: dict[str, Holder] = {}  # what could not be had when it was last tried, and who had it
+        self._refused: dict[str, str] = {}  # what could not be had when it was last tried, and why
         self.fault: str | None = None
 
     @property
@@ -120,7 +120,7 @@ class Leases:
         if self.fault is not None:
             return frozenset()
         by_name = {_name(self._layout, slot): slot for slot in slots}
-        refused = self._line.before(by_name)
+        refused = {name: f"{holder} has waited longer for" for name, holder in self._line.before(by_name).items()}
         if not refused:
             refused = self._lock(by_name)
         self._refused.update(refused)
@@ -133,7 +133,7 @@ class Leases:
         self._line.leave()
         return frozenset()
 
-    def _lock(self, names: Iterable[str]) -> dict[str, Holder]:
+    def _lock(self, names: Iterable[str]) -> dict[str, str]:
         locked: list[str] = []
         # What was refused the last time comes first: it will be refused again, mostly, and what was locked before it
         # would have to be let go of, which wakes everybody, us included.
@@ -142,7 +142,7 @@ class Leases:
                 fcntl.flock(self._opened.files[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self._unlock(locked)
-                return {name: told(content_of(self._opened.files[name]))}
+                return {name: f"is held by {told(content_of(self._opened.files[name]))}"}
             except OSError as error:
                 self.fault = f"slots are not leased any more, and other sweeps may use the same ones: {error.strerror}"
                 break
@@ -170,9 +170,8 @@ class Leases:
         return False
 
     def holders(self, slots: Collection[Slot]) -> str:
-        """Who had those of them that could not be had, for a person."""
-        found = [self._refused.get(_name(self._layout, slot)) for slot in slots]
-        return " and ".join(dict.fromkeys(str(holder) for holder in found if holder is not None))
+        """Who had those of them that could not be had, for a person: "is held by …", or "… has waited longer for"."""
+        return " and ".join(dict.fromkeys(filter(None, (self._refused.get(_name(self._layout, s)) for s in slots))))
 
 
 def holders(directory: str) -> dict[str, Holder]:

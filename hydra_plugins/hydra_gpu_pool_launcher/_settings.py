@@ -164,7 +164,6 @@ DEFAULTS: Mapping[str, Any] = {
 # What is still to be written. Per key: the values, as checked, that work today.
 _NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
     "min_free_gpu_mem_gb": (None,),
-    "share": (True,),
 }
 
 

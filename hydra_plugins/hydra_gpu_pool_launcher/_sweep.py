@@ -14,7 +14,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from . import _ddp, _devices, _reimport, _torchrun
+from . import _ddp, _devices, _leases, _reimport, _torchrun
 from ._again import command_to_resume
 from ._carry import CarriedBody
 from ._display import display, from_here, say
@@ -157,11 +157,22 @@ def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> S
             cores=cores(),
             group=_devices.group(settings, layout),
             devices=functools.partial(_devices.visibility, layout),
+            leases=_place_of_leases(layout, settings),
         ),
         settings.start_method,
     )
     supervisor.start()
     return supervisor
+
+
+def _place_of_leases(layout: Layout, settings: Settings) -> str | None:
+    """The directory in which the slots are leased; None, and perhaps a line that says why: they are not."""
+    directory = _leases.place(layout, os.environ) if settings.share else None
+    why = None if directory is None else _leases.require(directory, f"{settings.prefix}share")
+    if why is not None:
+        say(why, logging.WARNING)
+        return None
+    return directory
 
 
 def policy(settings: Settings) -> Policy:

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,14 +26,16 @@ from . import (
     _signals,
 )
 from ._carry import CarriedBody
-from ._events import Cancel, Ending, Measured, Start, Stop
+from ._events import Ending, Freed, Measured, Start, Stop
 from ._family import Family, children
 from ._leader import Origin as OriginOfJob
+from ._leases import Leases
+from ._line import Holder
 from ._model import Group, Layout, Policy, Report, Slot
 from ._records import Records
 from ._requests import Close, Request, from_line
 from ._resume import Earlier
-from ._system import Died
+from ._system import Died, Happening
 
 CANCEL = signal.SIGUSR2
 """To the supervisor, from whoever has asked for the end of a job, see ``_files.ask_to_cancel``."""
@@ -53,6 +55,7 @@ class App:
     cores: int
     group: Group | None  # where a job is one of ranks
     devices: Callable[[Sequence[Slot], Mapping[str, str]], dict[str, str]]
+    leases: str | None  # the directory of the leases; None: the slots are not leased
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class SystemWorld:
         mask_of_the_app: frozenset[int],
         spawn: int | None,
         imported: str | None,
+        leases: Leases | None,
     ) -> None:
         self._app = app
         self._mask_of_the_app = mask_of_the_app
@@ -101,24 +105,31 @@ class SystemWorld:
         self._records = Records(app.layout, origin.main, self.tell, imported)
         self._said_unsaved = False  # in this launch
         self._looking = False
+        self._leases = leases
+        self._said_unleased = False
         self._over: set[int] = set()  # of the channel and the lifelines: those that have told all they can
 
     def now(self) -> float:
         return time.monotonic()
 
-    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died | Measured]:
+    def wait(self, deadline: float | None) -> Sequence[Happening]:
         if self._looking:
             self._looking = False
             return [Measured({})]
         timeout = None if deadline is None else deadline - time.monotonic()
         watch = {self._origin.channel, self._wakeup[0], *self._lifelines} - self._over
+        bell = None if self._leases is None else self._leases.bell
+        if bell is not None:
+            watch.add(bell)
         steps, ready = self._family.wait(timeout, watch)
-        events: list[Request | Close | Stop | Cancel | Ending | Died | Measured] = [
-            Ending(num) if exit_ is None else Died(num, exit_) for num, exit_ in steps.items()
-        ]
+        events: list[Happening] = [Ending(num) if exit_ is None else Died(num, exit_) for num, exit_ in steps.items()]
         for fd in ready:
             if fd == self._origin.channel:
                 events += self._from_main()
+            elif fd == bell:
+                assert self._leases is not None
+                self._leases.heard()
+                events.append(Freed())
             elif fd == self._wakeup[0]:
                 numbers = set(os.read(fd, 64))
                 if _job.UNSAVED in numbers:
@@ -132,7 +143,7 @@ class SystemWorld:
                 events += [Stop(self._lifelines[fd], signal.SIGTERM), Close()]
         return events
 
-    def _from_main(self) -> list[Request | Close | Stop | Cancel | Ending | Died | Measured]:
+    def _from_main(self) -> list[Happening]:
         try:
             got = os.read(self._origin.channel, 1 << 16)
         except ConnectionResetError:
@@ -179,6 +190,30 @@ class SystemWorld:
 
     def leave(self) -> None:
         self.tell({"over": True})
+
+    def lease(self, start: Start) -> frozenset[Slot]:
+        if self._leases is None:
+            return frozenset()
+        taken = self._leases.take(start.job.num, start.slots, self._holder())
+        if self._leases.fault is not None and not self._said_unleased:
+            self._said_unleased = True
+            self.warn(self._leases.fault)
+        return taken
+
+    def release(self, num: int) -> None:
+        if self._leases is not None:
+            self._leases.release(num)
+
+    def wait_for(self, slots: frozenset[Slot]) -> bool:
+        return self._leases is not None and self._leases.wait_for(slots, self._holder() if slots else Holder())
+
+    def holders(self, slots: Collection[Slot]) -> str:
+        assert self._leases is not None
+        return self._leases.holders(slots)
+
+    def _holder(self) -> Holder:
+        assert self._records.request is not None
+        return Holder(self._origin.main, self._records.request.files.sweep_dir)
 
     def start(self, start: Start) -> int:
         assert self._records.request is not None
@@ -227,7 +262,8 @@ class SystemWorld:
     def _descriptors(self) -> set[int]:
         """All that is ours, for a job to close."""
         pool = {self._origin.channel, *self._wakeup, *self._lifelines}
-        return pool.union(self._records.descriptors(), self._family.descriptors())
+        leases = set() if self._leases is None else self._leases.descriptors()
+        return pool.union(self._records.descriptors(), self._family.descriptors(), leases)
 
     def signal(self, num: int, signum: int) -> None:
         self._family.signal(num, signum)
