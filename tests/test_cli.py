@@ -30,9 +30,9 @@ from support import LIMIT_S, sleeper
 from test_view import end, launch, queued, seen, start, stop
 
 from hydra_plugins.hydra_gpu_pool_launcher import _cancel, _cli, _descriptors, _gpus, _logs, _pidfd, _status
+from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
-from hydra_plugins.hydra_gpu_pool_launcher._machine import Gpu
 from hydra_plugins.hydra_gpu_pool_launcher._outside import Standing, WatchedSweep, find, resume_command, standing
 from hydra_plugins.hydra_gpu_pool_launcher._view import Launch
 

@@ -43,7 +43,7 @@ FULL = Report(Status.FAILED, "torch.OutOfMemoryError", "CUDA out of memory", Non
 
 
 def pool(devices: int = 1, slots: int = 1, per_job: int = 1, **policy: Any) -> Schedule:
-    layout = Layout(tuple(Device(str(d), CARD) for d in range(devices)), slots, per_job)
+    layout = Layout(tuple(Device(str(d), total_bytes=CARD) for d in range(devices)), slots, per_job)
     return Schedule(layout, Policy(30.0, **policy))
 
 

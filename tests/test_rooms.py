@@ -32,6 +32,7 @@ ORDER = (
     "_hydra_body",
     "_hydra_state",
     "_devices",
+    "_ids",
     "_machine",
     "_supervisor",
     "_settled",
@@ -93,6 +94,8 @@ ORDER = (
     "_returns",
     "_journal",
     "_files",
+    "_cards",
+    "_driver",
     "_settings",
     "_torchrun",
     "_events",
@@ -113,7 +116,8 @@ PROCESS_CALLS = frozenset(
 PROCESS_MODULES = frozenset({"ctypes", "multiprocessing", "select", "subprocess"})
 
 ALLOWED = {
-    "_machine": {"subprocess", "os.killpg"},  # asks nvidia-smi, and ends it where a broken driver holds it
+    "_machine": {"subprocess", "os.killpg"},  # has the driver asked, and ends that where a broken driver holds it
+    "_driver": {"subprocess"},  # is a program of its own, which starts nvidia-smi
     "_interpreter": {"ctypes"},  # asks libcuda and libgomp
     "_reimport": {"multiprocessing"},  # imports an app as multiprocessing does, and starts no process with it
     "_pidfd": {"ctypes", "os.pidfd_open"},

@@ -52,11 +52,17 @@ class Job:
 class Device:
     """One GPU or MIG instance, as CUDA_VISIBLE_DEVICES names it ("3", "GPU-…", "MIG-…"), or the CPU ("").
 
-    ``total_bytes``: of its memory; None: nobody knows.
+    ``uuid`` and ``total_bytes``, its memory, are None where nobody can tell them.
     """
 
     entry: str
+    uuid: str | None = None
     total_bytes: int | None = None
+
+    @property
+    def key(self) -> str:
+        """What it is known by, on this machine and whatever CUDA_VISIBLE_DEVICES says: its UUID, else the entry."""
+        return self.uuid or self.entry
 
     @property
     def label(self) -> str:
