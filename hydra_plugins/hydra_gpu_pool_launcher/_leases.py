@@ -61,7 +61,7 @@ def require(directory: str, key: str) -> str | None:
 
 def file_name(device: Device) -> str:
     """What the names of a device's files begin with; no file of a line does."""
-    return device.entry.replace("/", "_")
+    return device.key.replace("/", "_")
 
 
 @dataclass(frozen=True)
