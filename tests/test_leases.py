@@ -377,7 +377,7 @@ def test_a_file_system_without_locks_is_told_of_and_then_everything_can_be_had(
 def test_slots_of_gpus_are_leased_unless_they_are_those_of_a_job_of_another_sweep(
     devices: tuple[str, ...], environ: dict[str, str], place: str | None
 ) -> None:
-    assert _leases.place(Layout(tuple(map(Device, devices)), 1), environ) == place
+    assert _leases.place_for(Layout(tuple(map(Device, devices)), 1), environ) == place
 
 
 # --- from outside ---
@@ -392,9 +392,9 @@ def test_who_has_what_can_be_read_from_the_directory_and_the_dead_have_nothing(s
     mine.release(1)
     with process(lambda: Leases(open_files(str(leases), ONE), ONE).take(0, [A], YOU)) as pid:
         mine.wait_for([Slot(0, 0)], ME)
-        assert _leases.holders(str(leases)) == {"0.0": YOU, f"{_leases.file_name(mig)}.1": ME}
+        assert _leases.holders(str(leases)) == {"0.0": YOU, f"{_leases.file_name(mig.key)}.1": ME}
         kill(pid)
-    assert _leases.holders(str(leases)) == {f"{_leases.file_name(mig)}.1": ME}
+    assert _leases.holders(str(leases)) == {f"{_leases.file_name(mig.key)}.1": ME}
 
 
 def test_where_nobody_has_leased_anything_there_is_nothing_to_read_and_nothing_is_made(tmp_path: Path) -> None:

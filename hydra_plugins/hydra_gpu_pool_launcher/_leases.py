@@ -18,20 +18,25 @@ from dataclasses import dataclass
 
 from ._errors import ConfigurationError
 from ._line import OF_A_LINE, Holder, Line, content_of, overwrite, ring, told
-from ._model import Device, Layout, Slot
+from ._model import Layout, Slot
 
 VARIABLE = "GPU_POOL_LEASES"
 """Names another directory: containers that see the same GPUs, but not one /tmp, can share one."""
 
 
-def place(layout: Layout, environ: Mapping[str, str]) -> str | None:
+def place(environ: Mapping[str, str]) -> str:
+    """The directory of the leases; under /tmp, which is there whether or not anybody is logged in."""
+    return os.path.abspath(environ.get(VARIABLE) or f"/tmp/gpu_pool-{os.geteuid()}")
+
+
+def place_for(layout: Layout, environ: Mapping[str, str]) -> str | None:
     """The directory of the leases, where these slots are to be leased; None: CPU slots, or those of a job.
 
     A sweep inside of a job of another one uses what that has leased: it would wait for its own end.
     """
     if layout.on_cpu or environ.get("GPU_POOL_GPUS"):
         return None
-    return os.path.abspath(environ.get(VARIABLE) or f"/tmp/gpu_pool-{os.geteuid()}")
+    return place(environ)
 
 
 def require(directory: str, key: str) -> str | None:
@@ -59,9 +64,9 @@ def require(directory: str, key: str) -> str | None:
     return None
 
 
-def file_name(device: Device) -> str:
-    """What the names of a device's files begin with; no file of a line does."""
-    return device.key.replace("/", "_")
+def file_name(key: str) -> str:
+    """What the names of the files of a device with this key begin with; no file of a line does."""
+    return key.replace("/", "_")
 
 
 @dataclass(frozen=True)
@@ -175,9 +180,9 @@ class Leases:
 
 
 def holders(directory: str) -> dict[str, Holder]:
-    """Who has which slot now, by the name of its file, see ``file_name``; {} where there is no such directory.
+    """Who has which slot now, by the name of its file: ``file_name``, a point, and the slot's number on the device.
 
-    For whoever looks from outside. Raises OSError where the directory cannot be read.
+    {} where there is no such directory. For whoever looks from outside. Raises OSError where it cannot be read.
     """
     try:
         fd = _open_directory(directory, make=False)
@@ -208,7 +213,7 @@ def _content_of_lease(directory: int, name: str) -> bytes | None:
 
 
 def _name(layout: Layout, slot: Slot) -> str:
-    return f"{file_name(layout.devices[slot.device])}.{slot.number}"
+    return f"{file_name(layout.devices[slot.device].key)}.{slot.number}"
 
 
 def _open_directory(path: str, *, make: bool = True) -> int:

@@ -167,7 +167,7 @@ def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> S
 
 def _place_of_leases(layout: Layout, settings: Settings) -> str | None:
     """The directory in which the slots are leased; None, and perhaps a line that says why: they are not."""
-    directory = _leases.place(layout, os.environ) if settings.share else None
+    directory = _leases.place_for(layout, os.environ) if settings.share else None
     why = None if directory is None else _leases.require(directory, f"{settings.prefix}share")
     if why is not None:
         say(why, logging.WARNING)
