@@ -33,6 +33,7 @@ from hydra_plugins.hydra_gpu_pool_launcher import _cancel, _cli, _descriptors, _
 from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
+from hydra_plugins.hydra_gpu_pool_launcher._line import Holder
 from hydra_plugins.hydra_gpu_pool_launcher._outside import Standing, WatchedSweep, find, resume_command, standing
 from hydra_plugins.hydra_gpu_pool_launcher._view import Launch
 
@@ -990,6 +991,33 @@ def test_gpus_of_a_machine_without_any_are_cpu_slots_and_what_no_driver_confirms
     lines = _gpus.lines(_gpus.told({"CUDA_VISIBLE_DEVICES": "1,3"}, None, 4))
     assert "no NVIDIA driver was found here: ids are taken at your word" in lines
     assert [line.split() for line in lines[3:6]] == [["id", "shown", "to", "a", "job", "as"], ["0", "1"], ["1", "3"]]
+
+
+def test_gpus_says_which_slots_are_leased_by_whom_whatever_they_are_called_here() -> None:
+    held = {"GPU-0abc.1": Holder(7, "/there"), "GPU-1abc.0": Holder(8, "/here"), "5.0": Holder(9, "/elsewhere")}
+    told = _gpus.told({"CUDA_VISIBLE_DEVICES": "2,0"}, H200, 4, held)
+    assert _gpus.lines(told)[-2:] == [
+        "slot 0.1 is leased by the sweep in /there (process 7)",
+        "slot GPU-1abc.0 is leased by the sweep in /here (process 8)",
+    ]
+    leases = [gpu["leases"] for gpu in _gpus.as_json(told)["gpus"]]
+    assert leases == [
+        [],
+        [{"slot": 1, "pid": 7, "directory": "/there"}],
+        [{"slot": 0, "pid": 8, "directory": "/here"}],
+    ]
+    without = _gpus.told({"CUDA_VISIBLE_DEVICES": "5"}, None, 4, held)
+    assert "slot 5.0 is leased by the sweep in /elsewhere (process 9)" in _gpus.lines(without)
+
+
+def test_gpus_says_so_where_what_is_leased_cannot_be_read(
+    run: Run, leases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_gpus, "discover", lambda _: None)
+    leases.chmod(0o755)
+    code, out, _ = run("gpus")
+    assert code == 0
+    assert f"who leases what cannot be read in {leases}: others can use it" in out
 
 
 def test_a_driver_that_does_not_answer_is_said_to_be_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

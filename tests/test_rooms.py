@@ -68,6 +68,8 @@ ORDER = (
     "_exit_hooks",
     "_interpreter",
     "_family",
+    "_leases",
+    "_line",
     "_process",
     "_pidfd",
     "_inotify",

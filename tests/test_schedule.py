@@ -26,11 +26,13 @@ from hydra_plugins.hydra_gpu_pool_launcher._events import (
     End,
     Ending,
     Event,
+    Freed,
     Gone,
     Held,
     Interrupt,
     Kill,
     Look,
+    Measured,
     Released,
     Retry,
     Returned,
@@ -40,6 +42,7 @@ from hydra_plugins.hydra_gpu_pool_launcher._events import (
     StartRefused,
     Stop,
     Submitted,
+    Taken,
 )
 from hydra_plugins.hydra_gpu_pool_launcher._model import (
     Cause,
@@ -1283,3 +1286,149 @@ def test_in_any_order_of_events_each_job_ends_once_no_slot_is_shared_or_idle_and
             max_examples=300, stateful_step_count=30, deadline=None, database=None, report_multiple_bugs=False
         ),
     )
+
+
+# --- slots that other sweeps have ---
+
+
+def taken(num: int, *slots: tuple[int, int]) -> Taken:
+    return Taken(num, frozenset(Slot(*slot) for slot in slots))
+
+
+def waits(pool: Schedule, now: float) -> list[tuple[int, int]]:
+    """The slots that the schedule waits for."""
+    return sorted((slot.device, slot.number) for slot in pool.waiting(now).slots)
+
+
+def test_a_job_whose_slot_is_anothers_is_tried_on_the_others_in_its_turn() -> None:
+    pool = schedule(devices=3)
+    assert placed(pool.handle(submitted(0, 1), 0)) == {0: [(0, 0)], 1: [(1, 0)]}
+    assert placed(pool.handle(taken(0, (0, 0)), 0)) == {0: [(2, 0)]}
+    assert placed(pool.handle(taken(0, (2, 0)), 0)) == {}
+    assert placed(pool.handle(taken(1, (1, 0)), 0)) == {}
+    assert placed(pool.handle(Freed(), 5)) == {0: [(0, 0)], 1: [(1, 0)]}
+
+
+def test_a_slot_of_ours_that_is_free_again_goes_to_the_job_that_waits() -> None:
+    pool = schedule(devices=2)
+    pool.handle(submitted(0, 1), 0)
+    pool.handle(taken(1, (1, 0)), 0)
+    assert placed(pool.handle(gone(0), 3)) == {1: [(0, 0)]}
+
+
+def test_where_only_others_run_nothing_is_lost() -> None:
+    pool = schedule()
+    pool.handle(submitted(0, 1), 0)
+    assert pool.handle(taken(0, (0, 0)), 0) == []
+    assert not pool.idle
+    assert waits(pool, 0) == [(0, 0)]
+
+
+def test_a_job_of_one_slot_waits_for_what_others_have_and_a_job_of_several_for_what_is_free_too() -> None:
+    one = schedule(devices=2)
+    one.handle(submitted(0, 1), 0)
+    one.handle(taken(1, (1, 0)), 0)
+    assert waits(one, 0) == [(1, 0)]
+    both = schedule(devices=2, per_job=2)
+    both.handle(submitted(0), 0)
+    both.handle(taken(0, (1, 0)), 0)
+    assert waits(both, 0) == [(0, 0), (1, 0)]
+
+
+def test_a_job_that_needs_whole_devices_waits_for_all_of_their_slots_and_takes_the_emptiest() -> None:
+    pool = Schedule(layout(devices=2, slots=2), Policy(GRACE_S, max_retries=1, retry_on=frozenset({"oom"})))
+    pool.handle(submitted(0), 0)
+    assert placed(pool.handle(gone(0, FULL), 1)) == {0: [(0, 0), (0, 1)]}
+    assert placed(pool.handle(taken(0, (0, 1)), 1)) == {0: [(1, 0), (1, 1)]}
+    assert placed(pool.handle(taken(0, (1, 1)), 1)) == {}
+    assert waits(pool, 1) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    "event", [CTRL_C, Cancel(0, "by hand"), Held()], ids=["stop", "cancel", "nothing can be recorded"]
+)
+def test_nothing_is_waited_for_where_no_job_could_start(event: Event) -> None:
+    pool = schedule()
+    pool.handle(submitted(0), 0)
+    pool.handle(taken(0, (0, 0)), 0)
+    assert waits(pool, 0) == [(0, 0)]
+    pool.handle(event, 1)
+    assert waits(pool, 1) == []
+    assert pool.deadline is None
+
+
+def test_a_job_that_was_stopped_in_the_step_of_its_start_is_not_tried_again() -> None:
+    pool = Schedule(layout(devices=2), Policy(GRACE_S, fail_fast=True))
+    pool.handle(submitted(0, 1), 0)
+    pool.handle(StartRefused(0, "no", for_now=False), 0)
+    outcome = ended(pool.handle(taken(1, (1, 0)), 0))[1]
+    assert outcome.cause is Cause.CANCELLED
+    assert pool.idle
+
+
+def test_others_slots_are_looked_at_again_soon_and_then_now_and_then() -> None:
+    pool = schedule()
+    pool.handle(submitted(0), 10)
+    looks: list[float] = []
+    for _ in range(3):
+        pool.handle(taken(0, (0, 0)), pool.deadline or 10)
+        pool.waiting(looks[-1] if looks else 10)
+        assert pool.deadline is not None
+        looks.append(pool.deadline)
+        assert placed(pool.tick(pool.deadline)) == {0: [(0, 0)]}
+    assert looks == [11, 41, 71]
+
+
+def test_what_rings_does_not_put_off_the_next_look() -> None:
+    pool = schedule()
+    pool.handle(submitted(0), 0)
+    for now in (0.0, 0.5, 0.9):
+        pool.handle(Freed(), now)
+        pool.handle(taken(0, (0, 0)), now)
+        pool.waiting(now)
+    assert pool.deadline == 1
+
+
+def test_a_person_is_told_after_a_moment_of_what_others_have_and_not_of_what_is_free() -> None:
+    pool = schedule(devices=2, per_job=2)
+    pool.handle(submitted(0), 0)
+    pool.handle(taken(0, (1, 0)), 0)
+    assert pool.waiting(0).told == frozenset()
+    pool.handle(Freed(), 0.9)
+    pool.handle(taken(0, (1, 0)), 0.9)
+    assert pool.waiting(0.9).told == frozenset()
+    pool.tick(1)
+    pool.handle(taken(0, (1, 0)), 1)
+    assert pool.waiting(1).told == {Slot(1, 0)}
+
+
+def test_a_start_that_others_prevent_does_not_count_for_the_stagger() -> None:
+    pool = Schedule(layout(devices=2), Policy(GRACE_S, stagger_s=60))
+    assert placed(pool.handle(submitted(0, 1), 0)) == {0: [(0, 0)]}
+    assert placed(pool.handle(taken(0, (0, 0)), 0)) == {0: [(1, 0)]}
+    assert waits(pool, 0) == [], "the next start is not to be yet"
+    assert pool.deadline == 60
+    pool.tick(60)
+    assert waits(pool, 60) == [(0, 0)]
+
+
+def test_where_the_system_refuses_processes_nothing_of_others_is_waited_for_until_a_job_ends() -> None:
+    pool = schedule(devices=3)
+    pool.handle(submitted(0, 1, 2), 0)
+    pool.handle(taken(1, (1, 0)), 0)
+    pool.handle(StartRefused(2, "no more", for_now=True), 0)
+    assert waits(pool, 0) == []
+    assert pool.handle(Freed(), 1) == []
+    assert placed(pool.handle(gone(0), 2)) == {1: [(0, 0)], 2: [(1, 0)]}
+
+
+def test_while_memory_is_looked_at_a_sweep_keeps_its_place_in_the_line_and_gives_it_up_where_memory_lacks() -> None:
+    pool = Schedule(layout(), Policy(GRACE_S, min_free=10))
+    pool.handle(submitted(0), 0)
+    assert placed(pool.handle(Measured({0: 10}), 0)) == {0: [(0, 0)]}
+    pool.handle(taken(0, (0, 0)), 0)
+    assert waits(pool, 0) == [(0, 0)]
+    assert [*map(type, pool.handle(Freed(), 5))] == [Look]
+    assert waits(pool, 5) == [(0, 0)]
+    pool.handle(Measured({0: 9}), 5)
+    assert waits(pool, 5) == []

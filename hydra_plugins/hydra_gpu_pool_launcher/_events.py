@@ -27,6 +27,19 @@ class StartRefused:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """The job was not started: other sweeps have these of its slots, or have waited longer for them."""
+
+    num: int
+    slots: frozenset[Slot]
+
+
+@dataclass(frozen=True)
+class Freed:
+    """Another sweep may have let go of a slot."""
+
+
+@dataclass(frozen=True)
 class Ending:
     """The job's own process is gone; what it left behind is being ended."""
 
@@ -109,6 +122,8 @@ class Measured:
 Event = (
     Submitted
     | StartRefused
+    | Taken
+    | Freed
     | Returned
     | Saving
     | Ending

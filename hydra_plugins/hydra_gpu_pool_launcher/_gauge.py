@@ -65,6 +65,11 @@ class Gauge:
     _measured: Measured | None = None  # in this step
     _told: set[int] = field(default_factory=set)  # of scarcity, since the last time that there was none
 
+    @property
+    def looking(self) -> bool:
+        """A look is under way."""
+        return self._asked is not None
+
     # --- what happens ---
 
     def started(self, num: int, devices: Collection[int], now: float) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
-from . import _devices, _ids
+from . import _devices, _ids, _leases
 from ._cards import Gpu, Instance
+from ._line import Holder
 from ._machine import cores, discover
 from ._model import Device
 from ._settings import checked
@@ -15,6 +17,7 @@ from ._table import cells, pad
 from ._tail import one_line
 
 _GAP = "  "
+NOBODY: Mapping[str, Holder] = MappingProxyType({})
 _SHOWN = 4
 """Processes of a device in its line; there may be hundreds."""
 
@@ -24,13 +27,14 @@ class Row:
     """A device. ``id``: what the key ``gpus`` calls it, None: no job can get it; ``entry``: as a job will be shown it.
 
     ``gpu``: what the driver says of it, None where it cannot be told which one it is; ``instance``: of which MIG
-    instance of it.
+    instance of it. ``leases``: who has which of its slots, by its number.
     """
 
     id: str | None
     entry: str | None
     gpu: Gpu | None
     instance: Instance | None = None
+    leases: Mapping[int, Holder] = field(default_factory=dict)
 
     @property
     def told(self) -> Gpu | Instance | None:
@@ -51,11 +55,24 @@ class Gpus:
 
 def ask(environ: Mapping[str, str]) -> Gpus:
     """What there is. Blocks while the driver answers. Raises ConfigurationError where it does not, or not well."""
-    return told(environ, discover(environ), cores())
+    directory = _leases.place(environ)
+    held: dict[str, Holder] = {}
+    notes: tuple[str, ...] = ()
+    try:
+        held = _leases.holders(directory)
+    except OSError as error:
+        notes = (f"who leases what cannot be read in {directory}: {error.strerror}",)
+    gpus = told(environ, discover(environ), cores(), held)
+    return replace(gpus, notes=gpus.notes + notes)
 
 
-def told(environ: Mapping[str, str], found: tuple[Gpu, ...] | None, cores: int) -> Gpus:
-    """The same of what the driver has said. Pure. Raises ConfigurationError where no sweep could use these GPUs."""
+def told(
+    environ: Mapping[str, str], found: tuple[Gpu, ...] | None, cores: int, held: Mapping[str, Holder] = NOBODY
+) -> Gpus:
+    """The same of what the driver has said, and of ``_leases.holders``. Pure.
+
+    Raises ConfigurationError where no sweep could use these GPUs.
+    """
     layout, notes = _devices.choose(checked({}, prefix=""), environ, found, cores)
     rows = [
         Row(
@@ -63,14 +80,22 @@ def told(environ: Mapping[str, str], found: tuple[Gpu, ...] | None, cores: int) 
             device.entry,
             _ids.gpu_of(device.entry, environ, found),
             _ids.instance_of(device.entry, found),
+            _leases_of(device.key, held),
         )
         for device in layout.devices
         if device.entry
     ]
     seen = {row.told for row in rows}
-    rows += [row for row in _all(found or ()) if row.told not in seen]
+    for row in _all(found or ()):
+        if row.told not in seen:
+            rows.append(replace(row, leases=_leases_of(row.told.uuid, held)) if row.told else row)
     slots = layout.slots_per_device if layout.on_cpu else None
     return Gpus(environ.get("CUDA_VISIBLE_DEVICES"), found is not None, tuple(rows), slots, tuple(notes))
+
+
+def _leases_of(key: str, held: Mapping[str, Holder]) -> dict[int, Holder]:
+    slots = ((name.rpartition("."), holder) for name, holder in held.items())
+    return {int(number): holder for (device, _, number), holder in slots if device == _leases.file_name(key)}
 
 
 def _id(device: Device, environ: Mapping[str, str], found: tuple[Gpu, ...] | None) -> str:
@@ -100,6 +125,9 @@ def lines(gpus: Gpus) -> list[str]:
         text.append("no NVIDIA driver was found here" + (": ids are taken at your word" if gpus.rows else ""))
     if gpus.rows:
         text += ["", *_table(gpus), ""]
+    for row in gpus.rows:
+        name = row.entry or (row.told.uuid if row.told else "")
+        text += [f"slot {name}.{k} is leased by {one_line(str(row.leases[k]))}" for k in sorted(row.leases)]
     return [*text, *map(one_line, gpus.notes)]
 
 
@@ -168,5 +196,9 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "processes": None
         if it is None or it.processes is None
         else [{"pid": pid, "bytes": used} for pid, used in it.processes],
+        "leases": [
+            {"slot": number, "pid": holder.pid, "directory": holder.sweep_dir}
+            for number, holder in sorted(row.leases.items())
+        ],
         "fault": gpu.fault if gpu else None,
     }

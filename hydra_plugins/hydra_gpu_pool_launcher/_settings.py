@@ -161,18 +161,13 @@ DEFAULTS: Mapping[str, Any] = {
     "ddp": {key: default for key, (default, _) in _DDP_KEYS.items()},
 }
 
-# What is still to be written. Per key: the values, as checked, that work today.
-_NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
-    "share": (True,),
-}
-
 
 def checked(raw: Mapping[str, Any], prefix: str = "hydra.launcher.") -> Settings:
     """The settings that these plain values (no OmegaConf containers; a dict under ``ddp``) ask for.
 
     A missing key takes its default. ``prefix`` stands before a key where a message names it. Runs in main, touches
     nothing. Raises ConfigurationError for an unknown key, a value that its key does not take, two that do not go
-    together, and what is not supported yet.
+    together.
     """
     given = {**DEFAULTS, **raw}
     nested = given.pop("ddp")
@@ -201,10 +196,6 @@ def checked(raw: Mapping[str, Any], prefix: str = "hydra.launcher.") -> Settings
         if int(ddp.rdzv_endpoint.rpartition(":")[2]) == 0:
             why = "with ddp.nnodes above 1, expected a host and a port, not 0, that every machine can reach"
             raise _refused(f"{prefix}ddp.rdzv_endpoint", ddp.rdzv_endpoint, why)
-
-    for key, works in _NOT_BUILT.items():
-        if values[key] not in works:
-            raise _refused(f"{prefix}{key}", given[key], f"not supported yet; leave it at {shown(DEFAULTS[key])}")
     return settings
 
 

@@ -14,7 +14,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from . import _ddp, _devices, _machine, _reimport, _torchrun
+from . import _ddp, _devices, _leases, _machine, _reimport, _torchrun
 from ._again import command_to_resume
 from ._carry import CarriedBody
 from ._display import display, from_here, say
@@ -160,11 +160,22 @@ def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> S
             devices=functools.partial(_devices.visibility, layout),
             driver=driver,
             driver_knows_our_pids=_machine.in_first_pid_namespace(),
+            leases=_place_of_leases(layout, settings),
         ),
         settings.start_method,
     )
     supervisor.start()
     return supervisor
+
+
+def _place_of_leases(layout: Layout, settings: Settings) -> str | None:
+    """The directory in which the slots are leased; None, and perhaps a line that says why: they are not."""
+    directory = _leases.place_for(layout, os.environ) if settings.share else None
+    why = None if directory is None else _leases.require(directory, f"{settings.prefix}share")
+    if why is not None:
+        say(why, logging.WARNING)
+        return None
+    return directory
 
 
 SETTLE_S = 10.0

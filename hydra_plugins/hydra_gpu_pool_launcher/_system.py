@@ -5,18 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ._events import (
-    Cancel,
-    Ending,
-    Measured,
-    Start,
-    Stop,
-)
-from ._model import Exit, Report
+from ._events import Cancel, Ending, Freed, Measured, Start, Stop
+from ._model import Exit, Report, Slot
 from ._requests import Close, Request
 from ._resume import Earlier
 
@@ -29,8 +23,8 @@ class Died:
     exit: Exit
 
 
-Happening = Request | Close | Stop | Cancel | Ending | Died | Measured
-"""What the loop is told, for the schedule, or for itself."""
+Happening = Request | Close | Stop | Cancel | Ending | Died | Measured | Freed
+"""What the world tells the loop of."""
 
 
 class World(Protocol):
@@ -65,6 +59,21 @@ class World(Protocol):
 
     def ring(self) -> None:
         """Tell main that there is something new in the journal; never blocks."""
+
+    def lease(self, start: Start) -> frozenset[Slot]:
+        """Have all of the job's slots for it, or none, and those that are others'. Never blocks, never raises."""
+
+    def release(self, num: int) -> None:
+        """Let go of the job's slots."""
+
+    def wait_for(self, slots: frozenset[Slot]) -> bool:
+        """Be in the line for these slots, or, for none, in no line; ``wait`` then gives Freed when it is worth a try.
+
+        True where this process was in no line: what others let go of before is not told of.
+        """
+
+    def holders(self, slots: Collection[Slot]) -> str:
+        """Who had those of the slots that could not be leased, for a person."""
 
     def start(self, start: Start) -> int:
         """Fork the job; its pid. Raises OSError where the system, or the disk, refuses."""

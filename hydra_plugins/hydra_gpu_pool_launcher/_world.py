@@ -11,7 +11,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,11 @@ from . import (
     _signals,
 )
 from ._carry import CarriedBody
-from ._events import Ending, Start, Stop
+from ._events import Ending, Freed, Start, Stop
 from ._family import Family, children
 from ._leader import Origin as OriginOfJob
+from ._leases import Leases
+from ._line import Holder
 from ._memory import Memory
 from ._model import Group, Layout, Policy, Report, Slot
 from ._monitor import Monitor
@@ -57,6 +59,7 @@ class App:
     cores: int
     group: Group | None  # where a job is one of ranks
     devices: Callable[[Sequence[Slot], Mapping[str, str]], dict[str, str]]
+    leases: str | None  # the directory of the leases; None: the slots are not leased
     driver: tuple[str, ...] | None = None
     driver_knows_our_pids: bool = False
 
@@ -88,6 +91,7 @@ class SystemWorld:
         mask_of_the_app: frozenset[int],
         spawn: int | None,
         imported: str | None,
+        leases: Leases | None,
     ) -> None:
         self._app = app
         self._mask_of_the_app = mask_of_the_app
@@ -114,6 +118,8 @@ class SystemWorld:
             least=app.policy.min_free,
             tell=self._tell_of_memory,
         )
+        self._leases = leases
+        self._said_unleased = False
         self._over: set[int] = set()  # of the channel and the lifelines: those that have told all they can
 
     def now(self) -> float:
@@ -131,14 +137,20 @@ class SystemWorld:
     def _wait(self, timeout: float | None) -> list[Happening]:
         """What happened to the jobs, or came from outside. What the driver has said is only looked at in ``wait``."""
         memory = self._memory.descriptors()
+        bell = None if self._leases is None else self._leases.bell
         watch = {self._origin.channel, self._wakeup[0], *self._lifelines} - self._over
-        steps, ready = self._family.wait(timeout, watch.union(memory))
+        watch |= {*memory} if bell is None else {*memory, bell}
+        steps, ready = self._family.wait(timeout, watch)
         events: list[Happening] = [Ending(num) if exit_ is None else Died(num, exit_) for num, exit_ in steps.items()]
         for fd in ready:
             if fd in memory:
                 pass
             elif fd == self._origin.channel:
                 events += self._from_main()
+            elif fd == bell:
+                assert self._leases is not None
+                self._leases.heard()
+                events.append(Freed())
             elif fd == self._wakeup[0]:
                 numbers = set(os.read(fd, 64))
                 if _job.UNSAVED in numbers:
@@ -152,7 +164,7 @@ class SystemWorld:
                 events += [Stop(self._lifelines[fd], signal.SIGTERM), Close()]
         return events
 
-    def _from_main(self) -> Sequence[Happening]:
+    def _from_main(self) -> list[Happening]:
         try:
             got = os.read(self._origin.channel, 1 << 16)
         except ConnectionResetError:
@@ -199,6 +211,30 @@ class SystemWorld:
 
     def leave(self) -> None:
         self.tell({"over": True})
+
+    def lease(self, start: Start) -> frozenset[Slot]:
+        if self._leases is None:
+            return frozenset()
+        taken = self._leases.take(start.job.num, start.slots, self._holder())
+        if self._leases.fault is not None and not self._said_unleased:
+            self._said_unleased = True
+            self.warn(self._leases.fault)
+        return taken
+
+    def release(self, num: int) -> None:
+        if self._leases is not None:
+            self._leases.release(num)
+
+    def wait_for(self, slots: frozenset[Slot]) -> bool:
+        return self._leases is not None and self._leases.wait_for(slots, self._holder() if slots else Holder())
+
+    def holders(self, slots: Collection[Slot]) -> str:
+        assert self._leases is not None
+        return self._leases.holders(slots)
+
+    def _holder(self) -> Holder:
+        assert self._records.request is not None
+        return Holder(self._origin.main, self._records.request.files.sweep_dir)
 
     def start(self, start: Start) -> int:
         assert self._records.request is not None
@@ -248,7 +284,8 @@ class SystemWorld:
     def _descriptors(self) -> set[int]:
         """All that is ours, for a job to close."""
         pool = {self._origin.channel, *self._wakeup, *self._lifelines, *self._memory.descriptors()}
-        return pool.union(self._records.descriptors(), self._family.descriptors())
+        leases = set() if self._leases is None else self._leases.descriptors()
+        return pool.union(self._records.descriptors(), self._family.descriptors(), leases)
 
     def signal(self, num: int, signum: int) -> None:
         self._family.signal(num, signum)
