@@ -67,7 +67,8 @@ _EXIT_HOOKS_S = 5
 
 def _serve(carried: Carried, role: FreshSupervisor) -> int:
     origin = role.origin
-    for fd in (origin.channel, origin.main_pidfd, role.guard_pidfd, role.imported, role.output):
+    leases = set() if role.leases is None else role.leases.descriptors()
+    for fd in {origin.channel, origin.main_pidfd, role.guard_pidfd, role.imported, role.output, *leases}:
         os.set_inheritable(fd, False)
     # Until the import is over, there is nothing to lose here: whoever signals this process ends it, as any other.
     signal.pthread_sigmask(signal.SIG_SETMASK, role.mask)
@@ -87,7 +88,7 @@ def _serve(carried: Carried, role: FreshSupervisor) -> int:
         _interpreter.pause_openmp()
         _interpreter.freeze_garbage()
         origin = replace(origin, random_state=random.getstate())
-        be_supervisor(replace(app, body=body), origin, role.guard_pidfd, role.mask, imported=printed)
+        be_supervisor(replace(app, body=body), origin, role.guard_pidfd, role.mask, role.leases, imported=printed)
     _exit_hooks.run_exit_hooks_of_import(_EXIT_HOOKS_S)
     return 0
 

@@ -50,9 +50,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU or MIG instance, as CUDA_VISIBLE_DEVICES names it ("3", "GPU-…", "MIG-…"), or the CPU ("")."""
+    """One GPU or MIG instance, as CUDA_VISIBLE_DEVICES names it ("3", "GPU-…", "MIG-…"), or the CPU ("").
+
+    ``uuid`` and ``total_bytes``, its memory, are None where nobody can tell them.
+    """
 
     entry: str
+    uuid: str | None = None
+    total_bytes: int | None = None
+
+    @property
+    def key(self) -> str:
+        """What it is known by, on this machine and whatever CUDA_VISIBLE_DEVICES says: its UUID, else the entry."""
+        return self.uuid or self.entry
 
     @property
     def label(self) -> str:
@@ -156,6 +166,8 @@ class Policy:
     """How jobs are treated, whatever they are: the keys of these names that the schedule decides by, in seconds.
 
     ``retry_on``: the values of the Causes after which a job has one of its ``max_retries`` further tries.
+    ``min_free``: bytes of a GPU's memory, below which no job starts there. ``settle_s``: how long the memory of an
+    ended job is given to come back; 0 where no driver can be asked for it.
     """
 
     kill_grace_s: float
@@ -164,6 +176,8 @@ class Policy:
     max_retries: int = 0
     retry_on: frozenset[str] = frozenset()
     fail_fast: bool = False
+    min_free: int | None = None
+    settle_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from . import _ddp, _devices, _reimport, _torchrun
+from . import _ddp, _devices, _leases, _machine, _reimport, _torchrun
 from ._again import command_to_resume
 from ._carry import CarriedBody
 from ._display import display, from_here, say
@@ -144,15 +144,19 @@ def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> S
             "before the sweep, and wandb.init() in the task function",
             logging.WARNING,
         )
+    driver = _machine.driver(layout)
     supervisor = Supervisor(
         App(
             body=body,
             layout=layout,
-            policy=policy(settings),
+            policy=policy(settings, layout, gives_memory_back=driver is not None),
             threads_per_job=settings.threads_per_job,
             cores=cores(),
             group=_devices.group(settings, layout),
             devices=functools.partial(_devices.visibility, layout),
+            driver=driver,
+            driver_knows_our_pids=_machine.in_first_pid_namespace(),
+            leases=_place_of_leases(layout, settings),
         ),
         settings.start_method,
     )
@@ -160,8 +164,22 @@ def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> S
     return supervisor
 
 
-def policy(settings: Settings) -> Policy:
-    """What of the settings the schedule decides by."""
+def _place_of_leases(layout: Layout, settings: Settings) -> str | None:
+    """The directory in which the slots are leased; None, and perhaps a line that says why: they are not."""
+    directory = _leases.place_for(layout, os.environ) if settings.share else None
+    why = None if directory is None else _leases.require(directory, f"{settings.prefix}share")
+    if why is not None:
+        say(why, logging.WARNING)
+        return None
+    return directory
+
+
+SETTLE_S = 10.0
+"""For so long at most, the memory of a job that has ended is given time to come back."""
+
+
+def policy(settings: Settings, layout: Layout, *, gives_memory_back: bool) -> Policy:
+    """What of the settings the schedule decides by. ``gives_memory_back``: a driver can be asked whether it has."""
     return Policy(
         kill_grace_s=settings.kill_grace_s,
         timeout_s=None if settings.timeout_min is None else 60 * settings.timeout_min,
@@ -169,6 +187,8 @@ def policy(settings: Settings) -> Policy:
         max_retries=settings.max_retries,
         retry_on=settings.retry_on,
         fail_fast=settings.fail_fast,
+        min_free=_devices.least_free(settings, layout),
+        settle_s=SETTLE_S if gives_memory_back else 0.0,
     )
 
 
