@@ -54,11 +54,13 @@ def fault(event: Mapping[str, Any]) -> str | None:
 
 def is_amount(value: object) -> bool:
     """A number of seconds, since the epoch too, or of megabytes: finite, not negative, and not beyond all reason."""
-    return type(value) in _AMOUNT.types and _is_in_reason(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and _is_in_reason(value)
 
 
 def is_shallow(value: object) -> bool:
     """True where whoever walks through what JSON has said comes to an end before the stack does."""
+    if type(value) not in _CONTAINERS or _CONTAINERS.isdisjoint(map(type, _parts(value))):  # as most are
+        return True
     level = [value]
     for _ in range(_DEEPEST):
         level = [part for one in level if type(one) in _CONTAINERS for part in _parts(one)]
@@ -79,8 +81,8 @@ class _Field(NamedTuple):
     may_be_missing: bool = False
 
 
-def _is_in_reason(value: Any) -> bool:
-    return bool(0 <= value < _LATEST)  # which NaN is not
+def _is_in_reason(value: float) -> bool:
+    return 0 <= value < _LATEST  # which NaN is not
 
 
 def _is_count(value: int) -> bool:
@@ -92,25 +94,26 @@ def _is_pid(value: int) -> bool:
 
 
 def _are_texts(value: list[object] | None) -> bool:
-    return not value or {*map(type, value)} == {str}
+    return value is None or _STR.issuperset(map(type, value))
 
 
 def _are_some_texts(value: list[object]) -> bool:
-    return {*map(type, value)} == {str}
+    return bool(value) and _STR.issuperset(map(type, value))
 
 
+_STR = frozenset({str})
 _NONE = frozenset({type(None)})
 _CONTAINERS = frozenset({dict, list})
 _AMOUNT = _Field(frozenset({int, float}), _is_in_reason)
-_FIGURE = _Field(_AMOUNT.types | _NONE, lambda value: value is None or _is_in_reason(value), may_be_missing=True)
+_FIGURE = _Field(_AMOUNT.types | _NONE, lambda value: value is None or 0 <= value < _LATEST, may_be_missing=True)
 _COUNT = _Field(frozenset({int}), _is_count)
 _PID = _Field(frozenset({int}), _is_pid)
-_TEXT = _Field(frozenset({str}))
-_TEXT_OR_NONE = _Field(_TEXT.types | _NONE)
+_TEXT = _Field(_STR)
+_TEXT_OR_NONE = _Field(_STR | _NONE)
 _TEXTS = _Field(frozenset({list}), _are_texts)
 _BOOL = _Field(frozenset({bool}))
-_STATUS = _Field(_TEXT.types, frozenset(status.value for status in Status).__contains__)
-_CAUSE = _Field(_TEXT.types, frozenset(cause.value for cause in Cause).__contains__)
+_STATUS = _Field(_STR, frozenset(status.value for status in Status).__contains__)
+_CAUSE = _Field(_STR, frozenset(cause.value for cause in Cause).__contains__)
 
 _END = {
     "job": _COUNT,

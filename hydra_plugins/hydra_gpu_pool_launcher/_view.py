@@ -137,16 +137,15 @@ class View:
         for event in events:
             handle = getattr(self, f"_on_{event.get('event')}", None)
             if handle is not None:
-                before, self.at = self.at, float(event["time"])
-                self.began = self.at if self.began is None else self.began
-                main = self.launch
-                handle(event)
-                if main is not None and self.launch is not main and not _same_main(main, self.launch):
-                    self.paused_s += max(0.0, self.at - before)
+                at = float(event["time"])
+                self.began = at if self.began is None else self.began
+                handle(event)  # which may ask for the time of the last one before
+                self.at = at
 
     # --- events ---
 
     def _on_launch(self, event: Mapping[str, Any]) -> None:
+        before = self.launch
         self.launch = Launch(
             main=event["main"],
             supervisor=event["supervisor"],
@@ -159,10 +158,15 @@ class View:
             given=None if event.get("given") is None else tuple(event["given"]),
             says_given="given" in event,
         )
+        if before is not None and not _same_main(before, self.launch):
+            self.paused_s += max(0.0, event["time"] - self.at)
         self.done = False
 
     def _on_queued(self, event: Mapping[str, Any]) -> None:
         job = Job(event["job"], tuple(event["overrides"]))
+        before = self.jobs.get(job.num)
+        if before is not None and before.state is State.COMPLETED and before.known_tries:
+            self._completed[before.job] = before.known_tries
         self.jobs[job.num] = JobView(job)
         self.done = False
 
@@ -195,8 +199,6 @@ class View:
         job.gpu_mb = event.get("gpu_mb")
         if job.cause is Cause.RESUMED:
             job.taken_over = self._completed.get(job.job, ())
-        elif job.state is State.COMPLETED:
-            self._completed[job.job] = job.tries
 
     def _on_done(self, _: Mapping[str, Any]) -> None:
         self.done = True
@@ -281,9 +283,9 @@ class View:
         return left if left > 0 else None
 
 
-def _same_main(one: Launch, other: Launch | None) -> bool:
+def _same_main(one: Launch, other: Launch) -> bool:
     """A sweeper that works in batches launches each of them from the same process."""
-    return other is not None and (one.main, one.host, one.boot) == (other.main, other.host, other.boot)
+    return (one.main, one.host, one.boot) == (other.main, other.host, other.boot)
 
 
 def differing_overrides(jobs: Sequence[Job]) -> list[list[str]]:
