@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-ddp test test-all test-gpu chaos check clean
+.PHONY: help demo demo-ddp test test-all test-gpu chaos check pictures clean
 
 help: ## these lines
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -38,6 +38,9 @@ check: $(INSTALLED) ## types, lint, format
 	$(BIN)/mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+pictures: $(INSTALLED) ## the README's, of a sweep of half a minute; needs a chromium
+	$(BIN)/python tests/pictures.py
 
 clean: ## remove what these targets made, the environment and the sweeps' outputs included
 	rm -rf .venv .tox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis multirun outputs

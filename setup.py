@@ -69,6 +69,7 @@ setup(
         "dev": [
             "build",
             "hydra-optuna-sweeper",
+            "hydra-zen",
             "hypothesis",
             "mypy",
             "nvidia-ml-py",

@@ -32,7 +32,7 @@ from typing import Any
 import chaos_app
 from support import write_sweeper
 
-from hydra_plugins.hydra_gpu_pool_launcher import _process
+from hydra_plugins.hydra_gpu_pool_launcher import _descriptors, _pidfd, _process
 
 SLOTS = 3
 GRACE_S = 0.5
@@ -94,7 +94,7 @@ def descendants() -> dict[int, tuple[int, int]]:
 def send(pid: int, started: int, signum: int) -> bool:
     """Signal the process that had this pid and start time; False where it is gone."""
     try:
-        pidfd = _process.pidfd_open(pid)
+        pidfd = _pidfd.pidfd_open(pid)
     except OSError:
         return False
     try:
@@ -132,10 +132,10 @@ def wait_until_none_is_left(within_s: float) -> dict[int, str]:
         if not left or time.monotonic() > deadline:
             return {pid: command(pid) for pid in left}
         try:
-            pidfd = _process.pidfd_open(next(iter(left)))
+            pidfd = _pidfd.pidfd_open(next(iter(left)))
         except OSError:
             continue
-        _process.wait_readable([pidfd], 0.05)
+        _descriptors.wait_readable([pidfd], 0.05)
         os.close(pidfd)
 
 
@@ -296,15 +296,15 @@ class Round:
         )
         log.close()
         self.figures.sweeps += 1
-        main_pidfd = _process.pidfd_open(main.pid)
+        main_pidfd = _pidfd.pidfd_open(main.pid)
         for kill in range(kills):
             early, late = self.chance.uniform(0, 0.8), self.chance.uniform(0.7, 2)  # some 0.7 s are for Hydra's imports
             late += 2 if self.ranks else 0  # and torch's
             wait = early if kill else self.chance.choice([early, late, late])
-            if _process.wait_readable([main_pidfd], wait):
+            if _descriptors.wait_readable([main_pidfd], wait):
                 break
             self._attack(main.pid)
-        if not _process.wait_readable([main_pidfd], HANGS_AFTER_S):
+        if not _descriptors.wait_readable([main_pidfd], HANGS_AFTER_S):
             self.violations.append(f"the sweep hangs: {list(map(command, descendants()))}")
             kill_all()
         os.close(main_pidfd)

@@ -56,10 +56,19 @@ def _no_devices_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         "MKL_NUM_THREADS",
         "OPENBLAS_NUM_THREADS",
         "NUMEXPR_NUM_THREADS",
+        "GPU_POOL_GPUS",
     ):
         monkeypatch.delenv(name, raising=False)
     for root in ("KFD", "DRM"):
         monkeypatch.setattr(_sysfs, root, os.devnull)
+
+
+@pytest.fixture(autouse=True)
+def leases(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory in which the sweeps of this test, and of its apps, lease their slots: no other sweep does."""
+    directory = tmp_path_factory.mktemp("leases")
+    monkeypatch.setenv("GPU_POOL_LEASES", str(directory))
+    return directory
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any
 
 from support import LIMIT_S
 
-from hydra_plugins.hydra_gpu_pool_launcher import _process
+from hydra_plugins.hydra_gpu_pool_launcher import _descriptors, _pidfd
 
 APP = """
 import atexit, ctypes, os, signal, subprocess, sys, threading, time
@@ -92,7 +92,7 @@ class App:
     def report(self) -> str:
         """Block until the next line; "" when everybody is gone."""
         while b"\n" not in self._unread:
-            assert _process.wait_readable([self.lifeline], LIMIT_S), "nothing is reported, nobody is gone"
+            assert _descriptors.wait_readable([self.lifeline], LIMIT_S), "nothing is reported, nobody is gone"
             got = os.read(self.lifeline, 4096)
             if not got:
                 return ""
@@ -107,7 +107,7 @@ class App:
             pid, *children = map(int, self.report().split())
             pids.append(pid)
             self.children += children
-            self.pidfds += [_process.pidfd_open(child) for child in (pid, *children)]
+            self.pidfds += [_pidfd.pidfd_open(child) for child in (pid, *children)]
         return pids
 
     def relatives(self) -> dict[str, int]:
@@ -116,7 +116,7 @@ class App:
         guard = int([pid for pids in by_thread for pid in pids][-1])
         supervisor = int(Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0])
         # A process that has let go of the lifeline has not ended yet: it closes its files first.
-        self.pidfds += [_process.pidfd_open(pid) for pid in (guard, supervisor)]
+        self.pidfds += [_pidfd.pidfd_open(pid) for pid in (guard, supervisor)]
         return {"guard": guard, "supervisor": supervisor}
 
     def assert_nothing_is_left(self) -> None:
@@ -124,7 +124,7 @@ class App:
         while self.report():
             pass
         for pidfd in self.pidfds:
-            assert _process.wait_readable([pidfd], LIMIT_S), "a process of the sweep is still there"
+            assert _descriptors.wait_readable([pidfd], LIMIT_S), "a process of the sweep is still there"
 
     def journal(self) -> list[dict[str, Any]]:
         path = self.directory / "sweep/.gpu_pool/journal.jsonl"

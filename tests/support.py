@@ -111,7 +111,7 @@ class RunApp:
         return self.python("app.py", *arguments, env=env)
 
     def python(
-        self, *arguments: str, env: dict[str, str] | None = None, stdin: str | None = None
+        self, *arguments: str, env: dict[str, str] | None = None, stdin: str | None = None, timeout_s: float = LIMIT_S
     ) -> subprocess.CompletedProcess[str]:
         """The same of whatever Python is told to run in the directory."""
         return subprocess.run(
@@ -120,7 +120,17 @@ class RunApp:
             env={**os.environ, **(env or {})},
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=timeout_s,
             input=stdin or "",
             check=False,
         )
+
+
+def sweep_well(directory: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
+    """What the sweep of this directory's app has printed; fails when it hangs, or does not end well.
+
+    It has more time than other apps: several jobs of it may import torch.
+    """
+    done = RunApp(directory).python("app.py", "-m", *arguments, env=env, timeout_s=3 * LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

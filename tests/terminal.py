@@ -13,7 +13,7 @@ from typing import Any
 import pyte
 from support import LIMIT_S
 
-from hydra_plugins.hydra_gpu_pool_launcher import _process
+from hydra_plugins.hydra_gpu_pool_launcher import _descriptors
 
 
 class Terminal:
@@ -46,6 +46,10 @@ class Terminal:
         above = ["".join(row[x].data for x in range(self._screen.columns)) for row in self._screen.history.top]
         return [line.rstrip() for line in above] + self.lines
 
+    def rows(self) -> list[list[pyte.screens.Char]]:
+        """The same with their colours, the blanks at their ends included."""
+        return [[self._screen.buffer[y][x] for x in range(self._screen.columns)] for y in range(len(self.lines))]
+
     def colour(self, text: str) -> str:
         """Of the first character of the first line that has this text."""
         y = next(i for i, line in enumerate(self.lines) if text in line)
@@ -62,7 +66,7 @@ class Terminal:
     def until(self, seen: Callable[[], bool]) -> None:
         """Block until the screen is like that; fails when it never is."""
         while not seen():
-            assert _process.wait_readable([self._master], LIMIT_S), "\n".join(["nothing more comes:", *self.lines])
+            assert _descriptors.wait_readable([self._master], LIMIT_S), "\n".join(["nothing more comes:", *self.lines])
             self._feed()
 
     def until_drawn(self, seen: Callable[[], bool]) -> None:
@@ -71,7 +75,7 @@ class Terminal:
 
     def until_quiet(self) -> None:
         """All that has been sent so far, by apps that have ended."""
-        while _process.wait_readable([self._master], 0):
+        while _descriptors.wait_readable([self._master], 0):
             self._feed()
 
     def _feed(self) -> None:

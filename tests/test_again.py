@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import RunApp, write_sweeper
@@ -82,6 +84,11 @@ def command_in(text: str) -> str | None:
     return lines[found[-1] + 1] if found else None
 
 
+def given_in_journal(sweep_dir: Path) -> Any:
+    with (sweep_dir / ".gpu_pool/journal.jsonl").open() as journal:
+        return json.loads(journal.readline())["given"]
+
+
 @pytest.mark.parametrize("directory", ["sweep", "it's a=sweep"])
 def test_the_command_runs_only_what_failed_and_is_not_given_when_nothing_did(
     run_app: RunApp, tmp_path: Path, directory: str
@@ -92,6 +99,11 @@ def test_the_command_runs_only_what_failed_and_is_not_given_when_nothing_did(
     assert failed.returncode == 1
     command = command_in(failed.stdout)
     assert command is not None, failed.stdout
+    before, _, after = failed.stdout.rpartition("to run only what has not completed:")
+    assert before.count("to run only what has not completed:") == 1  # in the summary; and again, the last of all:
+    assert after == f"\n{command}\n"
+    assert "job 1 (+x='b c'): ValueError: not yet (app.py:9 in main)" in before.splitlines()[-2]
+    assert given_in_journal(tmp_path / directory)[:2] == ["hydra/launcher=gpu_pool", "hydra.launcher.cpu_slots=2"]
     (tmp_path / "mended").touch()
     done = run_app.python("-c", f"import sys, os; sys.exit(os.waitstatus_to_exitcode(os.system({command!r})))")
     assert done.returncode == 0, done.stdout
@@ -105,3 +117,4 @@ def test_no_command_is_given_with_a_sweeper_that_may_ask_for_other_points(run_ap
     done = run_app(APP, "-m", "hydra/sweeper=own", "hydra/launcher=gpu_pool", "hydra.sweep.dir=sweep")
     assert "1 FAILED" in done.stdout, done.stdout + done.stderr
     assert command_in(done.stdout) is None
+    assert given_in_journal(tmp_path / "sweep") is None

@@ -29,10 +29,20 @@ from running import App, StartApp
 from support import LIMIT_S, sleeper
 from test_view import end, launch, queued, seen, start, stop
 
-from hydra_plugins.hydra_gpu_pool_launcher import _cancel, _cli, _gpus, _logs, _machine, _process, _status
+from hydra_plugins.hydra_gpu_pool_launcher import (
+    _cancel,
+    _cli,
+    _descriptors,
+    _gpus,
+    _logs,
+    _machine,
+    _pidfd,
+    _status,
+)
 from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu
+from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
-from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError
+from hydra_plugins.hydra_gpu_pool_launcher._line import Holder
 from hydra_plugins.hydra_gpu_pool_launcher._outside import Standing, WatchedSweep, find, resume_command, standing
 from hydra_plugins.hydra_gpu_pool_launcher._view import Launch
 
@@ -45,7 +55,7 @@ FAILED = {"status": "FAILED", "error_type": "ValueError", "error_text": "no such
 def launched(pid: int | None = None, **facts: Any) -> dict[str, Any]:
     """A launch by a supervisor of this machine: this process, or another one that lives."""
     pid = os.getpid() if pid is None else pid
-    here = {"host": os.uname().nodename, "boot": _process.boot_id(), "started": _process.start_time(pid)}
+    here = {"host": os.uname().nodename, "boot": _pidfd.boot_id(), "started": _pidfd.start_time(pid)}
     return launch(supervisor=pid, **{**here, **facts})
 
 
@@ -167,7 +177,7 @@ def test_the_end_of_a_sweep_between_two_looks_is_no_kill(tmp_path: Path, monkeyp
     def meanwhile(_: int, __: int) -> None:
         write(tmp_path, end(0, 2.0), DONE)
 
-    monkeypatch.setattr(_process, "find", meanwhile)
+    monkeypatch.setattr(_pidfd, "find", meanwhile)
     assert standing_of(files) is Standing.FINISHED
 
 
@@ -224,6 +234,24 @@ def test_status_shows_what_runs_with_its_last_line_what_failed_and_why_and_what_
     ]
 
 
+def test_what_jobs_hold_of_their_gpus_is_shown_where_it_is_known(run: Run, tmp_path: Path) -> None:
+    at_work(tmp_path)
+    write(tmp_path, {"event": "memory", "time": 30.0, "job": 2, "gpu_mb": 12_345.6}, start(3, 31.0, "1.0"))
+    write(tmp_path, end(3, 41.0, gpu_mb=900.0))
+    code, out, _ = run("status", ".")
+    assert code == 0
+    table = [line.split()[:5] for line in out.splitlines()[3:]]
+    assert table[0] == ["#", "gpu", "pid", "for", "gpu"]
+    assert table[1] == ["2", "0.0", "102", "1:12", "12.3"]
+    assert table[-3:] == [
+        ["#", "gpu", "took", "gpu", "GB"],
+        ["0", "0.0", "0:09", "0", "COMPLETED"],
+        ["3", "1.0", "0:10", "0.9", "3"],
+    ]
+    held = {job["job"]: job["gpu_mb"] for job in json.loads(run("status", "--json", ".")[1])["jobs"]}
+    assert held == {0: None, 1: None, 2: 12_345.6, 3: 900.0}
+
+
 def test_the_jobs_of_a_sweep_that_is_over_are_shown_by_their_numbers(run: Run, tmp_path: Path) -> None:
     jobs = [queued(num, f"lr={num}") for num in range(3)]
     kept = end(1, 1.0, attempt=0, cause="resumed", value=0.5, seconds=9.0)
@@ -237,6 +265,22 @@ def test_the_jobs_of_a_sweep_that_is_over_are_shown_by_their_numbers(run: Run, t
         ["1", "0:09", "1", "COMPLETED", "0.5"],
         ["2", "1.0", "0:01", "2", "CANCELLED"],
     ]
+
+
+def test_a_job_that_a_resume_has_taken_over_is_shown_where_it_ran(run: Run, tmp_path: Path) -> None:
+    write(
+        tmp_path, launched(started=1), queued(0, "x=1"), start(0, 1.0, "1.0"), end(0, 4.0, value=7, seconds=3.0), DONE
+    )
+    kept = end(0, 50.0, attempt=0, cause="resumed", value=7, seconds=3.0)
+    write(tmp_path, launched(started=1, main=9, time=50.0), queued(0, "x=1"), kept, {**DONE, "time": 50.0})
+    assert run("status", ".")[1].splitlines()[-1].split()[:3] == ["0", "1.0", "0:03"]
+    (job,) = json.loads(run("status", ".", "--json")[1])["jobs"]
+    assert [job[name] for name in ("cause", "tries", "slots", "started", "ended", "seconds")] == [
+        *("resumed", 1, ["1.0"], 1.0, 4.0, 3.0)
+    ]
+    run("report", ".")
+    header, row = ([*line.split(",")] for line in (tmp_path / "results.csv").read_text().splitlines())
+    assert {"gpu": "1", "slot": "0", "tries": "1"}.items() <= dict(zip(header, row, strict=True)).items()
 
 
 def test_of_a_sweep_that_was_killed_what_had_ended_by_itself_counts_and_the_rest_is_lost(
@@ -262,7 +306,7 @@ def test_of_a_sweep_that_was_killed_what_had_ended_by_itself_counts_and_the_rest
     assert "1 done  0 running  2 failed" in out
     assert "killed: its supervisor" in out
     assert out.count("was lost: the sweep was killed") == 2
-    again = f"python train.py -m lr=1,2 hydra/launcher=gpu_pool hydra.sweep.dir={tmp_path} hydra.launcher.resume=true"
+    again = f"python train.py -m lr=1,2 hydra/launcher=gpu_pool hydra.launcher.resume=true hydra.sweep.dir={tmp_path}"
     assert out.splitlines()[-1] == f"cd '/app dir' && {again}"
     jobs = json.loads(run("status", ".", "--json")[1])["jobs"]
     assert [(job["state"], job["cause"], job["value"]) for job in jobs] == [
@@ -287,12 +331,32 @@ def test_the_command_that_resumes_is_mains_own_and_only_where_hydra_was_there(
     again = resume_command(at_home, odd)
     assert again is not None
     assert shlex.split(again) == [
-        *("python", "app.py", "hydra.mode=MULTIRUN", r"hydra.sweep.dir='/a b/it\'s (1)'", "hydra.launcher.resume=true")
+        *("python", "app.py", "hydra.mode=MULTIRUN", "hydra.launcher.resume=true", r"hydra.sweep.dir='/a b/it\'s (1)'")
     ]
     plain = as_launched("python", "app.py")
     assert resume_command(plain, SweepFiles(str(tmp_path))) is None
     (tmp_path / "multirun.yaml").touch()
     assert resume_command(plain, SweepFiles(str(tmp_path))) is not None
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "known"),
+    [
+        (["python", "app.py", "-m", "x=1"], ["x=1"], True),  # whose config chooses the launcher
+        (["python", "app.py", "-m", "hydra/sweeper=optuna"], None, False),  # that draws other points the next time
+        (["python", "map.py", "hydra.x=1"], None, False),
+        (["python", "app.py", "-m", "x='a\tb'"], ["x='a\tb'"], False),  # a terminal would not show the same
+        (["python", "app.py", "-m", "x='a  b'"], ["x='a  b'"], True),
+    ],
+)
+def test_the_journal_says_whether_a_command_goes_on_with_the_sweep(
+    command: list[str], given: list[str] | None, known: bool
+) -> None:
+    found = seen(launch(command=command, given=given, cwd=os.getcwd())).launch
+    assert found is not None
+    again = resume_command(found, SweepFiles("/sweep"))
+    added = ["hydra.launcher.resume=true", "hydra.sweep.dir=/sweep"]
+    assert (None if again is None else shlex.split(again)) == ([*command, *added] if known else None)
 
 
 @pytest.mark.parametrize(("host", "says"), [("another", "on another machine, another: whether"), (None, "restarted")])
@@ -313,8 +377,8 @@ def test_on_a_terminal_it_takes_no_more_lines_than_there_are_and_counts_the_rest
     assert len(lines) <= height
     assert [line.text == "" for line in lines].index(True) == 3
     text = "\n".join(line.text for line in lines)
-    assert ("more that ended otherwise" in text) == (height == 15)
-    assert ("--all shows all" in text) == (height < 200)
+    assert ("completed more; gpu-pool status --all" in text) == (height == 15)
+    assert ("--all shows every job" in text) == (height < 200)
 
 
 def test_json_has_the_keys_that_the_readme_tells_and_is_json(run: Run, tmp_path: Path) -> None:
@@ -491,6 +555,18 @@ def test_a_log_that_is_a_pipe_is_refused_and_not_waited_for(run: Run, tmp_path: 
     assert "is no file" in wrong(run, "logs", ".", "0")
 
 
+def test_a_log_that_is_a_link_is_refused_and_nothing_shows_what_it_leads_to(run: Run, tmp_path: Path) -> None:
+    files = at_work(tmp_path)
+    (tmp_path / "secret").write_text("another file's last line\n")
+    os.unlink(files.output(2))
+    os.symlink(tmp_path / "secret", files.output(2))
+    os.symlink(tmp_path / "secret", files.rank_log(2, 0))
+    assert "output.log cannot be read: is a link" in wrong(run, "logs", ".", "2")
+    assert "rank_0.log cannot be read: is a link" in wrong(run, "logs", ".", "2", "--rank", "0")
+    code, out, _ = run("status", ".")
+    assert (code, "another file" in out) == (0, False)
+
+
 def test_the_log_of_a_rank_is_shown_and_of_one_that_is_not_there_which_ones_are(run: Run, tmp_path: Path) -> None:
     files = at_work(tmp_path)
     for rank in (0, 1, 10):
@@ -505,7 +581,7 @@ def line_of(process: subprocess.Popen[bytes], fd: int | None = None) -> str:
     fd = process.stdout.fileno() if fd is None else fd
     line = b""
     while not line.endswith(b"\n"):
-        assert _process.wait_readable([fd], LIMIT_S), f"only {line!r} has come"
+        assert _descriptors.wait_readable([fd], LIMIT_S), f"only {line!r} has come"
         got = os.read(fd, 1)
         assert got, f"it ended with {line!r}"
         line += got
@@ -641,7 +717,7 @@ class Terminal:
         return self.process.wait(LIMIT_S)
 
     def _read(self) -> bool:
-        assert _process.wait_readable([self.fd], LIMIT_S), f"nothing comes any more:\n{self.text()}"
+        assert _descriptors.wait_readable([self.fd], LIMIT_S), f"nothing comes any more:\n{self.text()}"
         try:
             got = os.read(self.fd, 1 << 16)
         except OSError:  # EIO: nobody has the other end
@@ -684,18 +760,17 @@ def test_the_table_moves_on_a_terminal_from_before_the_sweep_until_it_is_over(
         write(
             directory, *[event for num in range(1, 90) for event in (start(num, 2.0, "1.0"), end(num, 3.0, **FAILED))]
         )
-        screen.until("failed more")
+        screen.until("and 72 failed more")  # before that, it may have seen half of them
         assert screen.text().startswith("sweep")
-        (more,) = re.findall(r"and (\d+) failed more", screen.text())
         screen.resize(80, 12)
-        screen.until(f"and {int(more) + 12} failed more")
+        screen.until("and 84 failed more")
         write(directory, *[end(num, 4.0) for num in (0, *range(90, 100))], DONE)
         screen.until("all jobs so far have ended")
         assert b"\x1b[?1049l" not in screen.bytes
     assert screen.end() == 0
     left = screen_of(screen.bytes.partition(b"\x1b[?1049l")[2], 80)
     assert left[0].startswith("sweep    11 done  0 running  89 failed")
-    assert left[-1].endswith("that ended otherwise; --all shows all")
+    assert re.fullmatch(r"  and \d+ completed( more)?; gpu-pool status --all shows every job", left[-1])
     assert screen.bytes.count(b"\x1b[?1049h") == screen.bytes.count(b"\x1b[?1049l") == 1
     assert screen.bytes.rindex(b"\x1b[?25h") > screen.bytes.rindex(b"\x1b[?25l")
 
@@ -972,6 +1047,33 @@ def test_gpus_of_a_machine_without_any_are_cpu_slots_and_what_no_driver_confirms
     lines = _gpus.lines(_gpus.told({"CUDA_VISIBLE_DEVICES": "1,3"}, None, 4))
     assert "no NVIDIA driver was found here: ids are taken at your word" in lines
     assert [line.split() for line in lines[3:6]] == [["id", "shown", "to", "a", "job", "as"], ["0", "1"], ["1", "3"]]
+
+
+def test_gpus_says_which_slots_are_leased_by_whom_whatever_they_are_called_here() -> None:
+    held = {"GPU-0abc.1": Holder(7, "/there"), "GPU-1abc.0": Holder(8, "/here"), "5.0": Holder(9, "/elsewhere")}
+    told = _gpus.told({"CUDA_VISIBLE_DEVICES": "2,0"}, H200, 4, held)
+    assert _gpus.lines(told)[-2:] == [
+        "slot 0.1 is leased by the sweep in /there (process 7)",
+        "slot GPU-1abc.0 is leased by the sweep in /here (process 8)",
+    ]
+    leases = [gpu["leases"] for gpu in _gpus.as_json(told)["gpus"]]
+    assert leases == [
+        [],
+        [{"slot": 1, "pid": 7, "directory": "/there"}],
+        [{"slot": 0, "pid": 8, "directory": "/here"}],
+    ]
+    without = _gpus.told({"CUDA_VISIBLE_DEVICES": "5"}, None, 4, held)
+    assert "slot 5.0 is leased by the sweep in /elsewhere (process 9)" in _gpus.lines(without)
+
+
+def test_gpus_says_so_where_what_is_leased_cannot_be_read(
+    run: Run, leases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_machine, "discover", lambda _: None)
+    leases.chmod(0o755)
+    code, out, _ = run("gpus")
+    assert code == 0
+    assert f"who leases what cannot be read in {leases}: others can use it" in out
 
 
 def test_a_driver_that_does_not_answer_is_said_to_be_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

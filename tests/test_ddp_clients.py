@@ -6,15 +6,13 @@ Importing them takes seconds, so there is one sweep for each, and one more for L
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LIMIT_S
+from support import sweep_well
 
 pytest.importorskip("torch")
 
@@ -98,17 +96,7 @@ def sweep(directory: Path, source: str, method: str = "fork", rates: str = "1e-2
     (directory / "app.py").write_text(APP.format(source=source))
     launcher = {"mode": "ddp", "ddp.nproc_per_node": 2, "gpus": "[]", "cpu_slots": 2, "start_method": method}
     settings = [f"hydra.launcher.{key}={value}" for key, value in launcher.items()]
-    command = [sys.executable, "app.py", "-m", "hydra/launcher=gpu_pool", "hydra.sweep.dir=sweep", *settings]
-    done = subprocess.run(
-        [*command, f"+lr={rates}"],
-        cwd=directory,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=2 * LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    sweep_well(directory, "hydra/launcher=gpu_pool", "hydra.sweep.dir=sweep", *settings, f"+lr={rates}")
     return Swept(directory, method, len(rates.split(",")))
 
 

@@ -9,11 +9,8 @@ start of a rank matters.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LIMIT_S, write_sweeper
+from deaths import CANCELLED, COMPLETED, CRASHED, FAILED, Said, sweep
 
 pytest.importorskip("torch")
 
@@ -29,8 +26,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Hydra 1.3 warns of a main without version_base, and Hydra 1.4 of one with it
     import ddp_deaths_app
     import deaths_app
-
-FAILED, COMPLETED, CANCELLED = "FAILED", "COMPLETED", "CANCELLED"
 
 
 @dataclass(frozen=True)
@@ -53,9 +48,6 @@ class Row:
 
     def __str__(self) -> str:
         return f"{self.kind}-{self.who}"
-
-
-CRASHED = "JobCrashedError"
 
 
 def raises(kind: str, error: str, why: str, *, who: int = 1, place: int | None = None, spawn: bool = False) -> Row:
@@ -124,35 +116,12 @@ ROWS = [
 ]
 """Where a COMPLETED row has no value of its own, it is ten times the job's number, from rank 0."""
 
-SWEEP = """
-import json
-
-def told(ret):
-    value = ret._return_value
-    error = isinstance(value, BaseException)
-    return {{
-        "status": ret.status.name,
-        "error": type(value).__name__ if error else None,
-        "text": str(value) if error else None,
-        "cause": str(value.__cause__) if error else None,
-        "value": None if error else f"{{len(value)}} bytes" if isinstance(value, bytes) else value,
-    }}
-
-returns = self.launcher.launch({overrides!r}, initial_job_idx=0)
-with open("returns.json", "w") as file:
-    json.dump([told(ret) for ret in returns], file)
-"""
-
 
 @dataclass(frozen=True)
-class Told:
-    """What a sweep of deaths said, and to whom; by the number of the job."""
+class Told(Said):
+    """``rows``: those that were played, each by the job of its place."""
 
-    directory: Path
     rows: list[Row]
-    returns: list[dict[str, Any]]
-    terminal: list[str]
-    ends: dict[int, dict[str, Any]]
 
     def log(self, row: Row, name: str) -> str:
         return (self.directory / f"sweep/.gpu_pool/jobs/{self.rows.index(row)}/{name}").read_text()
@@ -162,30 +131,9 @@ def play(directory: Path, method: str, rows: list[Row]) -> Told:
     shutil.copy(ddp_deaths_app.__file__, directory / "app.py")
     shutil.copy(deaths_app.__file__, directory)
     overrides = [[f"+kind={row.kind}", f"+who={row.who}", f"+waits={row.status != COMPLETED}"] for row in rows]
-    write_sweeper(directory, SWEEP.format(overrides=overrides))
-    launcher = {"cpu_slots": 2, "gpus": "[]", "start_method": method, "kill_grace_s": 0.5}
-    launcher |= {"mode": "ddp", "ddp.nproc_per_node": 2}
-    arguments = ["-m", "hydra/launcher=gpu_pool", "hydra/sweeper=own", "hydra.sweep.dir=sweep"]
-    arguments += [f"hydra.launcher.{key}={value}" for key, value in launcher.items()]
-    done = subprocess.run(
-        [sys.executable, "app.py", *arguments],
-        cwd=directory,
-        env=os.environ | ({} if method == "spawn" else {ddp_deaths_app.TORCH: "1"}),
-        capture_output=True,
-        text=True,
-        timeout=3 * LIMIT_S,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    journal = map(json.loads, (directory / "sweep/.gpu_pool/journal.jsonl").read_text().splitlines())
-    return Told(
-        directory=directory,
-        rows=rows,
-        returns=json.loads((directory / "returns.json").read_text()),
-        terminal=done.stdout.splitlines(),
-        ends={entry["job"]: entry for entry in journal if entry["event"] == "end"},
-    )
+    launcher = {"cpu_slots": 2, "start_method": method, "kill_grace_s": 0.5, "mode": "ddp", "ddp.nproc_per_node": 2}
+    env = {} if method == "spawn" else {ddp_deaths_app.TORCH: "1"}
+    return Told(**vars(sweep(directory, overrides, launcher, env)), rows=rows)
 
 
 def under(method: str, rows: list[Row]) -> Callable[[pytest.TempPathFactory], Told]:
@@ -203,7 +151,7 @@ under_fork, under_forkserver, under_spawn = under("fork", ROWS), under("forkserv
 
 def assert_told(told: Told, row: Row) -> None:
     num = told.rows.index(row)
-    ret, end = told.returns[num], told.ends[num]
+    ret, end = told.returns[num], told.end(num)
     assert (ret["status"], ret["error"]) == (FAILED if row.error else COMPLETED, row.error), ret["text"]
     assert end["status"] == row.status
     assert end["error_type"] == row.error

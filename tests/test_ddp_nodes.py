@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from support import LIMIT_S
 
-from hydra_plugins.hydra_gpu_pool_launcher import GpuPool, _group, _nodes, _process, _stores
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool, _descriptors, _group, _nodes, _pidfd, _process, _stores
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
@@ -87,7 +87,7 @@ class Machine:
     def wait(self) -> int:
         """How its main process ended: the exit code, or the negative number of a signal."""
         if self.code is None:
-            assert _process.wait_readable([self.pidfd], LIMIT_S), "the sweep does not end"
+            assert _descriptors.wait_readable([self.pidfd], LIMIT_S), "the sweep does not end"
             self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.code
 
@@ -144,7 +144,7 @@ class Machines:
             return 0
 
         pid = _process.fork(main)
-        self.started.append(Machine(pid, _process.pidfd_open(pid), place / "result"))
+        self.started.append(Machine(pid, _pidfd.pidfd_open(pid), place / "result"))
         return self.started[-1]
 
     def pair(self, function: Callable[..., Any], *calls: dict[str, Any], **config: Any) -> tuple[Machine, Machine]:
@@ -158,7 +158,7 @@ class Machines:
     def heard(self) -> str:
         """Block until the next line."""
         while b"\n" not in self._unread:
-            assert _process.wait_readable([self.read], LIMIT_S), "nothing is reported"
+            assert _descriptors.wait_readable([self.read], LIMIT_S), "nothing is reported"
             got = os.read(self.read, 4096)
             assert got, "everybody is gone"
             self._unread += got
@@ -170,7 +170,7 @@ class Machines:
         os.close(self.write)
         self.write = -1
         while True:
-            assert _process.wait_readable([self.read], LIMIT_S), "a process of the sweeps is still there"
+            assert _descriptors.wait_readable([self.read], LIMIT_S), "a process of the sweeps is still there"
             if not os.read(self.read, 4096):
                 return
 
@@ -720,7 +720,7 @@ def test_a_connection_that_torch_closes_meanwhile_costs_no_rank_the_descriptor_t
 
     def knocked(stores: Any) -> None:
         knocks.append(socket.socket().detach())
-        knock = _process.Descriptor.of(knocks[0])
+        knock = _descriptors.Descriptor.of(knocks[0])
         stores._opened[knock.fd] = knock.file
         forget(stores)
 

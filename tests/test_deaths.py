@@ -6,11 +6,7 @@ good one also looks whether all that the row before it has left behind is gone w
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LIMIT_S, write_sweeper
+from deaths import CANCELLED, COMPLETED, CRASHED, FAILED, Said
+from deaths import sweep as sweep_of_deaths
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Hydra 1.3 warns of a main without version_base, and Hydra 1.4 of one with it
@@ -45,11 +42,7 @@ class Row:
     told_by_main: bool = False
 
 
-FAILED, COMPLETED, CANCELLED = "FAILED", "COMPLETED", "CANCELLED"
-CRASHED, CUT = (
-    "JobCrashedError",
-    "was ended by SIGKILL; perhaps the machine ran out of memory (see dmesg), or somebody sent it",
-)
+CUT = "was ended by SIGKILL; perhaps the machine ran out of memory (see dmesg), or somebody sent it"
 
 ROWS = [
     Row("raises", FAILED, "KeyError", "'missing'"),
@@ -100,40 +93,12 @@ REFUSED = [
 ]
 """What the system does is injected, in a sweep of their own, on two slots: one of them is lost with the second row."""
 
-SWEEP = """
-import json
-
-def told(ret):
-    value = ret._return_value
-    error = isinstance(value, BaseException)
-    return {{
-        "overrides": list(ret.overrides),
-        "status": ret.status.name,
-        "error": type(value).__name__ if error else None,
-        "text": str(value) if error else None,
-        "cause": str(value.__cause__) if error else None,
-        "value": None if error else f"{{len(value)}} bytes" if isinstance(value, bytes) else value,
-    }}
-
-returns = self.launcher.launch([["+kind=" + kind] for kind in {kinds!r}], initial_job_idx=0)
-with open("returns.json", "w") as file:
-    json.dump([told(ret) for ret in returns], file)
-"""
-
 
 @dataclass(frozen=True)
-class Told:
-    """What a sweep of deaths said, and to whom. ``numbers``: those of the jobs that are rows, by kind."""
+class Told(Said):
+    """``numbers``: those of the jobs that are rows, by kind."""
 
-    directory: Path
     numbers: dict[str, int]
-    returns: list[dict[str, Any]]
-    terminal: list[str]
-    journal: list[dict[str, Any]]
-
-    def end(self, num: int) -> dict[str, Any]:
-        (end,) = (entry for entry in self.journal if entry["event"] == "end" and entry["job"] == num)
-        return end
 
 
 def sweep(directory: Path, method: str, rows: Sequence[Row], slots: int, **env: str) -> Told:
@@ -141,28 +106,9 @@ def sweep(directory: Path, method: str, rows: Sequence[Row], slots: int, **env: 
     for row in rows:
         kinds += [row.kind, "good"]
     shutil.copy(deaths_app.__file__, directory / "app.py")
-    write_sweeper(directory, SWEEP.format(kinds=kinds))
-    launcher = {"cpu_slots": slots, "gpus": "[]", "start_method": method, "kill_grace_s": 0.2}
-    done = subprocess.run(
-        [sys.executable, "app.py", "-m", "hydra/launcher=gpu_pool", "hydra/sweeper=own", "hydra.sweep.dir=sweep"]
-        + [f"hydra.launcher.{key}={value}" for key, value in launcher.items()],
-        cwd=directory,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=3 * LIMIT_S,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    journal = (directory / "sweep/.gpu_pool/journal.jsonl").read_text().splitlines()
-    return Told(
-        directory=directory,
-        numbers={kind: num for num, kind in enumerate(kinds) if kind != "good"},
-        returns=json.loads((directory / "returns.json").read_text()),
-        terminal=done.stdout.splitlines(),
-        journal=[json.loads(line) for line in journal],
-    )
+    launcher = {"cpu_slots": slots, "start_method": method, "kill_grace_s": 0.2}
+    said = sweep_of_deaths(directory, [[f"+kind={kind}"] for kind in kinds], launcher, env)
+    return Told(**vars(said), numbers={kind: num for num, kind in enumerate(kinds) if kind != "good"})
 
 
 @pytest.fixture(scope="module", params=START_METHODS)

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from hydra_plugins.hydra_gpu_pool_launcher import _cards, _devices, _machine
 from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu, Instance
 from hydra_plugins.hydra_gpu_pool_launcher._devices import choose, layout, visibility
+from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._machine import discover
-from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError, Device, Layout, Slot
+from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Layout, Slot
 from hydra_plugins.hydra_gpu_pool_launcher._settings import checked
 from hydra_plugins.hydra_gpu_pool_launcher._vendors import inherited
 

@@ -19,8 +19,8 @@ from support import LIMIT_S
 
 from hydra_plugins.hydra_gpu_pool_launcher import GpuPool, _cards, _cli, _driver, _machine
 from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu, Instance
+from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._machine import discover
-from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError
 
 GB = 10**9
 MIB = 2**20
@@ -337,6 +337,7 @@ def test_the_command_gpus_has_all_of_it_for_scripts(
         "total_bytes": 10 * GB,
         "free_bytes": 6 * GB,
         "processes": [{"pid": 77, "bytes": 4 * GB}],
+        "leases": [],
         "fault": None,
     }
     assert (rows[0]["total_bytes"], rows[0]["processes"], rows[3]["fault"]) == (None, None, "GPU is lost")

@@ -14,7 +14,7 @@ import pytest
 from running import App, StartApp
 from support import LIMIT_S
 
-from hydra_plugins.hydra_gpu_pool_launcher import _files, _journal, _process, _returns
+from hydra_plugins.hydra_gpu_pool_launcher import _descriptors, _files, _journal, _returns
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._journal import Journal
 
@@ -74,7 +74,7 @@ def test_a_result_that_finds_no_room_waits_for_it_and_a_person_is_told(start_app
     os.kill(pid, signal.SIGUSR2)
     line = wait_for_line(app, "a job cannot save its result in ")
     assert line.endswith("/sweep, and waits until it can: free some space there\n")
-    assert not _process.wait_readable(app.pidfds[:1], 0), "it has not given up"
+    assert not _descriptors.wait_readable(app.pidfds[:1], 0), "it has not given up"
     seen_from_outside(app, "filler").unlink()
     assert app.process.communicate(timeout=LIMIT_S)[0] == "[(0, 300000), (1, 300000), (2, 300000)]\n"
     app.assert_nothing_is_left()
@@ -88,7 +88,7 @@ def test_nothing_starts_on_a_full_disk_and_all_goes_on_when_there_is_room(start_
     line = wait_for_line(app, "cannot be written")
     assert line.startswith("the sweep's files cannot be written (")
     assert "/sweep/.gpu_pool: No space left on device): no job is started until that is mended" in line
-    assert not _process.wait_readable([app.lifeline], 0), "a job was started"
+    assert not _descriptors.wait_readable([app.lifeline], 0), "a job was started"
     seen_from_outside(app, "filler").unlink()
     wait_for_line(app, GOES_ON)
     assert app.process.communicate(timeout=LIMIT_S)[0] == "[(0, 3), (1, 3), (2, 3)]\n"
@@ -100,7 +100,7 @@ def test_waiting_for_the_disk_is_not_the_jobs_own_time(start_app: StartApp) -> N
     fill(app, leave=100_000)
     os.kill(pid, signal.SIGUSR2)
     wait_for_line(app, "a job cannot save its result in ")
-    assert not _process.wait_readable(app.pidfds[:1], 6), "it was stopped for its time"
+    assert not _descriptors.wait_readable(app.pidfds[:1], 6), "it was stopped for its time"
     seen_from_outside(app, "filler").unlink()
     assert app.process.communicate(timeout=LIMIT_S)[0] == "[(0, 300000), (1, 300000), (2, 300000)]\n"
 

@@ -280,6 +280,16 @@ def test_a_failed_job_leaves_its_traceback_in_its_log_by_the_hook_that_trackers_
     assert log.endswith("ValueError: gone wrong\n")
 
 
+def test_a_traceback_begins_a_line_after_a_bar_that_has_ended_none(tmp_path: Path) -> None:
+    def job(bar: str) -> None:
+        sys.stderr.write(bar)
+        raise ValueError("gone wrong")
+
+    for bar, before in (("\r 50%|# |", "\r 50%|# |\n"), ("whole\n", "whole\n"), ("", "")):
+        log = Path(outcome(tmp_path, job, bar=bar).log).read_bytes().decode()
+        assert log.startswith(f"{before}Traceback (most recent call last):\n")
+
+
 def test_an_excepthook_that_fails_changes_no_outcome(tmp_path: Path) -> None:
     def job() -> None:
         sys.excepthook = lambda *_: 1 / 0

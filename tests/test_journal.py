@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from hydra_plugins.hydra_gpu_pool_launcher import _process
+from hydra_plugins.hydra_gpu_pool_launcher import _files, _process
+from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles, claim, make_private_dir, open_to_append
 from hydra_plugins.hydra_gpu_pool_launcher._journal import Journal, JournalReader, begin
-from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError, Report, Status
+from hydra_plugins.hydra_gpu_pool_launcher._model import Report, Status
 from hydra_plugins.hydra_gpu_pool_launcher._returns import (
     DamagedReturnError,
     digest,
@@ -526,3 +527,13 @@ def test_a_half_written_line_of_the_journal_does_not_spoil_the_next(files: Sweep
     Path(files.journal).write_text('{"event": "queued"}\n{"event": "st')
     begin(files).append("done")
     assert [event["event"] for event in reading(files).new()] == ["queued", "done"]
+
+
+def test_only_a_file_is_a_request_to_cancel_and_it_counts_once(job: SweepFiles) -> None:
+    """A directory of a job's number cannot be taken away as a file can: it would cancel that job again and again."""
+    _files.ask_to_cancel(job, 3)
+    os.mkdir(os.path.join(job.cancellations, "4"))
+    os.mkfifo(os.path.join(job.cancellations, "5"))
+    os.symlink("3", os.path.join(job.cancellations, "6"))
+    assert _files.take_cancellations(job) == [3]
+    assert _files.take_cancellations(job) == []

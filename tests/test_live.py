@@ -16,6 +16,7 @@ from terminal import Terminal, terminal
 from hydra_plugins.hydra_gpu_pool_launcher._display import Guarded, Shown
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._live import Live
+from hydra_plugins.hydra_gpu_pool_launcher._outlet import Streams
 from hydra_plugins.hydra_gpu_pool_launcher._screen import Screen
 from hydra_plugins.hydra_gpu_pool_launcher._view import View
 
@@ -124,8 +125,8 @@ def test_a_failure_is_told_above_the_table_and_is_red_in_it(start_app: StartApp,
     (third,) = running(app, 1)
     tty.until_drawn(lambda: tty.has("1 failed") and tty.has("2/10"))
     (at,) = header(tty)
-    above = "".join(tty.lines[:at])  # a long line goes on in the next
-    assert "job 1 (x=1) FAILED: ValueError: no such file; see sweep/.gpu_pool/jobs/1/output.log" in above
+    above = "\n".join(tty.lines[:at])
+    assert "job 1 (x=1) FAILED: ValueError: no such file\n  see sweep/.gpu_pool/jobs/1/output.log" in above
     assert "started" not in above
     assert tty.lines[at + 3].endswith("FAILED: ValueError: no such file")
     assert tty.colour("1  cpu.1") == "red"
@@ -323,8 +324,8 @@ def test_hydras_log_lines_go_above_it_too(start_app: StartApp, tty: Terminal) ->
     (third,) = running(app, 1)
     tty.until_drawn(lambda: tty.has("1 failed") and tty.has("epoch 1"))
     (at,) = header(tty)
-    above = "".join(line.ljust(80) for line in tty.lines[:at])
-    assert "[HYDRA] job 1 (+x=2) FAILED: ValueError: boo; see sweep/.gpu_pool/jobs/1/output.log" in above
+    above = "\n".join(tty.lines[:at])
+    assert "[HYDRA] job 1 (+x=2) FAILED: ValueError: boo\n  see sweep/.gpu_pool/jobs/1/output.log" in above
     go_on(first, third)
     assert ended(app, tty) == 1
     assert not header(tty)
@@ -405,7 +406,8 @@ def test_however_many_have_failed_there_is_room_above(tmp_path: Path) -> None:
 def test_what_has_not_changed_is_not_sent_again(tty: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
     with os.fdopen(os.dup(tty.slave), "w") as stream:
-        screen = Screen(stream)
+        streams = Streams()
+        screen = Screen(stream, streams)
         for _ in range(3):
             screen.draw(["a table"])
         tty.until(lambda: tty.has("a table"))
@@ -414,6 +416,7 @@ def test_what_has_not_changed_is_not_sent_again(tty: Terminal, monkeypatch: pyte
         tty.until_quiet()
         assert tty.raw.count(b"a table") == 1
         screen.release()
+        streams.release()
         tty.until(lambda: not tty.has("another"))
 
 

@@ -278,11 +278,11 @@ def test_a_supervisor_that_is_killed_after_a_failure_starts_no_later_launch(run_
         tmp_path,
         """
         import signal
-        from hydra_plugins.hydra_gpu_pool_launcher import _process
+        from hydra_plugins.hydra_gpu_pool_launcher import _descriptors
         self.launcher.launch([["+x=1"], ["+x=2"]], 0)
         link = self.launcher._sweep._supervisor._link
         os.kill(link.ready["pid"], signal.SIGKILL)
-        _process.wait_readable([link.lifeline])
+        _descriptors.wait_readable([link.lifeline])
         print("LATER", self.launcher.launch([["+x=3"]], 2)[0]._return_value)
         """,
     )
@@ -385,23 +385,23 @@ def job(x):
 def test_an_interrupt_in_the_wait_for_the_end_leaves_no_zombie_and_no_descriptor_for_long(start_app: StartApp) -> None:
     app = start_app(
         """
-from {package} import _link, _process
-wait_readable = _process.wait_readable
-def interrupted(fds, timeout=None):
+from {package} import _descriptors, _link, _pidfd
+wait_readable = _descriptors.wait_readable
+def interrupted(fds, timeout=None, writable=()):
     if sys._getframe(1).f_code is _link.close.__code__ and state.pop("interrupt", None):
         raise KeyboardInterrupt
-    return wait_readable(fds, timeout)
+    return wait_readable(fds, timeout, writable)
 state = {{}}
 pool = GpuPool(dir="sweep", gpus=[], cpu_slots=1, progress="none")
 pool.map(abs_, [dict(x=-1)])
 before = len(os.listdir("/proc/self/fd"))
-state["interrupt"], _process.wait_readable = True, interrupted
+state["interrupt"], _descriptors.wait_readable = True, interrupted
 try:
     pool.map(abs_, [dict(x=-1)])
 except KeyboardInterrupt:
     print("interrupted")
 children = open(f"/proc/self/task/{{os.getpid()}}/children").read().split()
-wait_readable([_process.pidfd_open(int(pid)) for pid in children])
+wait_readable([_pidfd.pidfd_open(int(pid)) for pid in children])
 before += len(children)  # this descriptor
 pool.map(abs_, [dict(x=-1)])
 print(len(os.listdir("/proc/self/fd")) - before, open(f"/proc/self/task/{{os.getpid()}}/children").read())

@@ -203,6 +203,21 @@ def test_jobs_that_failed_alike_are_told_together_with_the_end_of_one_log() -> N
     assert links[-3:] == ["#j2", "#j3", ".gpu_pool/jobs/2/output.log"]
 
 
+def test_of_a_log_the_page_shows_what_tells_why_and_the_place_in_the_users_code() -> None:
+    dump = "Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n"
+    dump += (
+        '  File "/home/<me>/train.py", line 7 in step\n' + '  File "/e/site-packages/hydra/main.py", line 1 in f\n' * 90
+    )
+    crash = {"error_type": "JobCrashedError", "error_text": "was ended by SIGABRT", "cause": "crash"}
+    found = parsed(start(0, 0.0, "0.0"), end(0, 1.0, "FAILED", **crash), tails={0: f"step 1\n{dump}"})
+    shown = ["step 1", "Fatal Python error: Aborted", '  File "/home/<me>/train.py", line 7 in step']
+    assert found.texts("pre")[-1].strip().split("\n") == shown
+    assert "train.py:7 in step" in found.text
+    printed = "".join(f"line {i}\n" for i in range(100))
+    found = parsed(end(0, 1.0, "FAILED", **crash), tails={0: printed})
+    assert found.texts("pre")[-1].strip().split("\n") == [f"line {i}" for i in range(60, 100)]
+
+
 def test_jobs_that_failed_in_their_own_ways_are_told_apart_the_most_first() -> None:
     view = seen(
         end(0, 1.0, "FAILED", error_type="A", error_text="x"),
@@ -220,18 +235,17 @@ TAILS = {
     "colours": ("\x1b[1;31mred\x1b[0m \x1b[38;5;1mx\x1b[K", "red x"),
     "a progress bar": ("10%\r50%\r100%\r\ndone\r\n", "100%\ndone"),
     "a title and a link": ("\x1b]0;evil\x07a\x1b]8;;http://x\x1b\\b\x1b]8;;\x1b\\", "ab"),
-    "an escape that does not end": ("a\x1b]0;evil\nb\x1b[", "a\nb"),
-    "other control characters": ("a\0b\x07\x7f\x9b1m", "a\u2400b\u2407\u2421\ufffd1m"),
+    "an escape that does not end": ("a\x1b]0;evil\nb\x1b[", "a0;evil\nb"),
+    "other control characters": ("a\0b\x07\x7f\x84\x9b1m", "a\u2400b\u2407\u2421\ufffd"),
     "empty lines at the end": ("a\n\nb\n\n \n", "a\n\nb"),
     "a long line": ("x" * 500, "x" * 399 + "…"),
-    "many lines": ("\n".join(map(str, range(100))), "\n".join(map(str, range(60, 100)))),
     "nothing": ("", ""),
 }
 
 
 @pytest.mark.parametrize(("tail", "shown"), TAILS.values(), ids=TAILS)
 def test_the_end_of_a_log_is_shown_as_a_terminal_would_have_it(tail: str, shown: str) -> None:
-    assert plain(tail) == shown
+    assert plain(tail) == shown.split("\n") * bool(shown)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 from support import LIMIT_S, sleeper
 
-from hydra_plugins.hydra_gpu_pool_launcher import ConfigurationError, _family, _process
+from hydra_plugins.hydra_gpu_pool_launcher import (
+    ConfigurationError,
+    _descriptors,
+    _family,
+    _inotify,
+    _pidfd,
+    _process,
+    _streams,
+)
 from hydra_plugins.hydra_gpu_pool_launcher._family import Family
 from hydra_plugins.hydra_gpu_pool_launcher._model import Exit
 
@@ -94,11 +102,11 @@ def test_a_pidfd_is_readable_when_the_process_has_ended(monkeypatch: pytest.Monk
         return 0
 
     pid = _process.fork(child)
-    pidfd = _process.pidfd_open(pid)
-    assert _process.wait_readable([pidfd], 0) == []
+    pidfd = _pidfd.pidfd_open(pid)
+    assert _descriptors.wait_readable([pidfd], 0) == []
     assert not os.get_inheritable(pidfd)
     gate.open()
-    assert _process.wait_readable([pidfd]) == [pidfd]
+    assert _descriptors.wait_readable([pidfd]) == [pidfd]
     os.waitpid(pid, 0)
     os.close(pidfd)
 
@@ -106,16 +114,16 @@ def test_a_pidfd_is_readable_when_the_process_has_ended(monkeypatch: pytest.Monk
 def test_a_pidfd_of_nobody_is_an_error_by_ctypes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open", raising=False)
     with pytest.raises(ProcessLookupError):
-        _process.pidfd_open(2**22 + 1)
+        _pidfd.pidfd_open(2**22 + 1)
 
 
 def test_a_system_without_pidfd_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int) -> int:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(_process, "pidfd_open", refuse)
+    monkeypatch.setattr(_pidfd, "pidfd_open", refuse)
     with pytest.raises(ConfigurationError, match=r"pidfd_open.*Operation not permitted.*seccomp"):
-        _process.require_pidfd()
+        _pidfd.require_pidfd()
 
 
 def test_the_exit_code_and_the_signal_of_a_leader_are_told(family: Family) -> None:
@@ -323,13 +331,13 @@ def test_no_process_is_started_that_could_not_be_waited_for(family: Family, gate
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert _family.children() == set()
-    assert _process.wait_readable([gate.read], 0) == []
+    assert _descriptors.wait_readable([gate.read], 0) == []
 
 
 def test_a_proc_of_another_namespace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "readlink", lambda _: "1")
     with pytest.raises(ConfigurationError, match="another PID namespace"):
-        _process.require_pidfd()
+        _pidfd.require_pidfd()
 
 
 def test_children_are_found_without_the_kernels_list_of_them(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,7 +424,7 @@ def test_an_unnamed_file_is_read_from_its_start_by_everybody_who_opens_it_anew(
 ) -> None:
     if not memfd:
         monkeypatch.delattr(os, "memfd_create", raising=False)  # as in conda's Python
-    fd = _process.unnamed_file(b"content")
+    fd = _descriptors.unnamed_file(b"content")
     try:
         assert fd > 2
         assert not os.get_inheritable(fd)
@@ -443,16 +451,16 @@ def test_a_process_that_lets_an_interrupt_out_ends_by_its_signal_as_any_interpre
 
 def test_a_process_is_found_by_its_pid_and_start_and_not_once_it_has_ended() -> None:
     with sleeper() as child:
-        started = _process.start_time(child.pid)
+        started = _pidfd.start_time(child.pid)
         assert started is not None
-        pidfd = _process.find(child.pid, started)
+        pidfd = _pidfd.find(child.pid, started)
         assert pidfd is not None
         os.close(pidfd)
-        assert _process.find(child.pid, started + 1) is None
+        assert _pidfd.find(child.pid, started + 1) is None
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert _process.find(child.pid, started) is None
-    assert _process.find(child.pid, started) is None
+        assert _pidfd.find(child.pid, started) is None
+    assert _pidfd.find(child.pid, started) is None
 
 
 @pytest.mark.parametrize("by_python", [True, False])
@@ -462,35 +470,35 @@ def test_a_signal_by_pidfd_reaches_the_process_and_none_after_it(
     if not by_python:
         monkeypatch.delattr(signal, "pidfd_send_signal", raising=False)
     with sleeper() as child:
-        pidfd = _process.pidfd_open(child.pid)
-        _process.send_to(pidfd, signal.SIGUSR2)
+        pidfd = _pidfd.pidfd_open(child.pid)
+        _pidfd.send_to(pidfd, signal.SIGUSR2)
         assert child.wait(LIMIT_S) == -signal.SIGUSR2
     with pytest.raises(ProcessLookupError):
-        _process.send_to(pidfd, signal.SIGUSR2)
+        _pidfd.send_to(pidfd, signal.SIGUSR2)
     os.close(pidfd)
 
 
 def test_a_file_that_grows_comes_or_is_renamed_wakes_who_waits_for_its_directory(tmp_path: Path) -> None:
-    with _process.Changes() as changes:
+    with _inotify.Changes() as changes:
         changes.watch(str(tmp_path / "not there"))
         for _ in range(2):
             changes.watch(str(tmp_path))
-        assert _process.wait_readable([changes.fd], 0) == []
+        assert _descriptors.wait_readable([changes.fd], 0) == []
         file = tmp_path / "file"
         for change in (file.touch, lambda: file.write_text("text"), lambda: file.rename(tmp_path / "renamed")):
             change()
-            assert _process.wait_readable([changes.fd], LIMIT_S), "nobody was woken"
+            assert _descriptors.wait_readable([changes.fd], LIMIT_S), "nobody was woken"
             assert changes.wait(LIMIT_S) == []
-            assert _process.wait_readable([changes.fd], 0) == []
+            assert _descriptors.wait_readable([changes.fd], 0) == []
 
 
 def test_a_pipe_is_told_from_a_file_and_its_reader_is_missed() -> None:
     read, write = os.pipe()
     with open(os.devnull) as null:
-        assert (_process.pipe_behind(null.fileno()), _process.pipe_behind(write)) == (None, write)
-    assert _process.wait_readable([write], 0) == []
+        assert (_descriptors.pipe_behind(null.fileno()), _descriptors.pipe_behind(write)) == (None, write)
+    assert _descriptors.wait_readable([write], 0) == []
     os.close(read)
-    assert _process.wait_readable([write], LIMIT_S) == [write]
+    assert _descriptors.wait_readable([write], LIMIT_S) == [write]
     os.close(write)
 
 
@@ -507,4 +515,4 @@ def test_a_line_for_a_log_that_takes_none_is_lost_and_nothing_else(
     if broken == "closed":
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
-    _process.note("a line")
+    _streams.note("a line")

@@ -21,9 +21,10 @@ import pytest
 from support import RunApp, write_sweeper
 
 from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
+from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles, claim, make_private_dir
 from hydra_plugins.hydra_gpu_pool_launcher._journal import Journal, begin
-from hydra_plugins.hydra_gpu_pool_launcher._model import Cause, ConfigurationError, Job, Report, Status
+from hydra_plugins.hydra_gpu_pool_launcher._model import Cause, Job, Report, Status
 from hydra_plugins.hydra_gpu_pool_launcher._resume import Earlier, take_up
 from hydra_plugins.hydra_gpu_pool_launcher._returns import (
     clear_result,
@@ -32,7 +33,7 @@ from hydra_plugins.hydra_gpu_pool_launcher._returns import (
     save_return,
     set_aside_logs,
 )
-from hydra_plugins.hydra_gpu_pool_launcher._supervisor import settle
+from hydra_plugins.hydra_gpu_pool_launcher._settled import settle
 
 # --- what is done: files laid out by hand ---
 
@@ -773,7 +774,7 @@ APP = """
 import json, os, signal, sys
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra_plugins.hydra_gpu_pool_launcher import _journal, _result, _returns, _world
+from hydra_plugins.hydra_gpu_pool_launcher import _journal, _records, _result, _returns
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 MAIN, KILL, STOP = os.getpid(), os.environ.get("KILL"), os.environ.get("STOP")
@@ -809,7 +810,7 @@ kill_at(_result, "save_return", lambda files, num, *_: f"saved {num}", after=Tru
 kill_at(_journal.Journal, "append", lambda self, event, **facts: f"line {event} {facts.get('job', '')}".strip())
 kill_at(os, "rename", lambda path, _: "move " + "/".join(path.split("/")[-2:]))
 if KILL == "supervisor":
-    _world.take_up = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    _records.take_up = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 class Stopped(Exception):
     pass

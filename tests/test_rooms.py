@@ -29,23 +29,33 @@ ORDER = (
     "_outside",
     "_map",
     "_sweep",
+    "_hydra_body",
     "_hydra_state",
     "_devices",
     "_ids",
     "_machine",
     "_sysfs",
     "_supervisor",
+    "_settled",
     "_start",
     "_link",
     "_fresh",
     "_guard",
     "_world",
+    "_records",
+    "_memory",
+    "_monitor",
     "_pool",
+    "_system",
+    "_requests",
     "_schedule",
+    "_slots",
+    "_gauge",
     "_job",
     "_ddp",
     "_stores",
     "_group",
+    "_launch",
     "_rank",
     "_forward",
     "_leader",
@@ -55,20 +65,34 @@ ORDER = (
     "_carry",
     "_reimport",
     "_result",
+    "_body",
+    "_exceptions",
+    "_exit_hooks",
     "_interpreter",
     "_family",
+    "_leases",
+    "_line",
     "_process",
+    "_pidfd",
+    "_inotify",
+    "_signals",
+    "_descriptors",
+    "_streams",
     "_again",
     "_display",
+    "_last_words",
     "_summary",
     "_live",
     "_tee",
     "_screen",
+    "_outlet",
     "_table",
     "_report",
     "_page",
     "_timeline",
     "_sheet",
+    "_excerpt",
+    "_alike",
     "_markup",
     "_results",
     "_view",
@@ -77,6 +101,7 @@ ORDER = (
     "_aside",
     "_returns",
     "_journal",
+    "_facts",
     "_files",
     "_caps",
     "_vendors",
@@ -84,6 +109,8 @@ ORDER = (
     "_driver",
     "_settings",
     "_torchrun",
+    "_events",
+    "_errors",
     "_model",
 )
 """From the top down, as in the design: each room may import those that come after it, and no other."""
@@ -104,6 +131,11 @@ ALLOWED = {
     "_driver": {"subprocess"},  # is a program of its own, which starts nvidia-smi
     "_interpreter": {"ctypes"},  # asks libcuda and libgomp
     "_reimport": {"multiprocessing"},  # imports an app as multiprocessing does, and starts no process with it
+    "_pidfd": {"ctypes", "os.pidfd_open"},
+    "_inotify": {"ctypes"},
+    "_descriptors": {"ctypes", "select"},
+    "_streams": {"ctypes"},  # has the C library flush its buffers
+    "_outlet": {"select"},  # asks a terminal whether it takes anything, and no process
     "_family": {"os.kill", "os.killpg", "os.wait4", "os.waitid", "os.waitpid"},  # is about nothing else
 }
 """What rooms other than _process do with processes all the same, and why."""
@@ -179,7 +211,7 @@ def test_processes_are_the_business_of_one_room_but_for_what_is_listed_with_its_
 
 
 def test_what_decides_has_no_clock_and_no_system() -> None:
-    for room in ("_schedule", "_model"):
+    for room in ("_schedule", "_slots", "_gauge", "_events", "_errors", "_model"):
         outside = {name for name in _imports(_tree(room)) if not name.startswith(package.__name__)}
         modules = {name for name in outside if name in sys.stdlib_module_names or name == "collections.abc"}
         assert modules <= DECIDES | {"typing"}

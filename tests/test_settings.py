@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError, Settings
+from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
+from hydra_plugins.hydra_gpu_pool_launcher._model import Settings
 from hydra_plugins.hydra_gpu_pool_launcher._settings import DEFAULTS, checked, shown
 
 TOP = [key for key in DEFAULTS if key != "ddp"]
@@ -227,20 +228,14 @@ def test_what_would_put_machines_out_of_step_is_refused_over_several_nodes(key: 
     assert refusal(mode="ddp", ddp=nodes, **{key: value}).startswith(f"hydra.launcher.{key}={shown(value)}: not with ")
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_slots_may_be_shared_or_not_over_several_nodes_too(share: bool) -> None:
+    nodes = {"nnodes": 2, "rdzv_endpoint": "node0:29500"}
+    assert checked({"mode": "ddp", "ddp": nodes, "share": share}).share is share
+
+
 def test_several_nodes_need_a_port_that_all_of_them_know() -> None:
     assert refusal(mode="ddp", ddp__nnodes=2).startswith("hydra.launcher.ddp.rdzv_endpoint='localhost:0': ")
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "default"),
-    [
-        ("min_free_gpu_mem_gb", 4, "null"),
-        ("share", False, "true"),
-    ],
-)
-def test_what_is_not_built_is_refused_rather_than_ignored(key: str, value: Any, default: str) -> None:
-    message = refusal(**{key: value})
-    assert message == f"hydra.launcher.{key}={shown(value)}: not supported yet; leave it at {default}."
 
 
 @pytest.mark.parametrize(

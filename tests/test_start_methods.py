@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support import LIMIT_S, LOAD_DRIVER, RunApp, build_driver, write_sweeper
 
-from hydra_plugins.hydra_gpu_pool_launcher import _process
+from hydra_plugins.hydra_gpu_pool_launcher import _descriptors
 
 FRESH = ["forkserver", "spawn"]
 ALL = ["fork", *FRESH]
@@ -705,7 +705,7 @@ class Running:
     def report(self) -> list[str]:
         """Block until the next line; [] when everybody is gone."""
         while b"\n" not in self._unread:
-            assert _process.wait_readable([self.lifeline], LIMIT_S), "nothing is reported, nobody is gone"
+            assert _descriptors.wait_readable([self.lifeline], LIMIT_S), "nothing is reported, nobody is gone"
             got = os.read(self.lifeline, 4096)
             if not got:
                 return []

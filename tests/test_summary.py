@@ -13,11 +13,12 @@ from test_view import end, launch, queued, seen, start, stop
 
 from hydra_plugins.hydra_gpu_pool_launcher import _display
 from hydra_plugins.hydra_gpu_pool_launcher._display import say
+from hydra_plugins.hydra_gpu_pool_launcher._events import CANCELLED_BY_HAND
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
-from hydra_plugins.hydra_gpu_pool_launcher._model import CANCELLED_BY_HAND, Job
+from hydra_plugins.hydra_gpu_pool_launcher._model import Job
 from hydra_plugins.hydra_gpu_pool_launcher._screen import is_terminal
 from hydra_plugins.hydra_gpu_pool_launcher._settings import checked
-from hydra_plugins.hydra_gpu_pool_launcher._summary import MOST_ROWS, failures, headline, result_table
+from hydra_plugins.hydra_gpu_pool_launcher._summary import MOST_ROWS, closing, failures, headline, result_table
 from hydra_plugins.hydra_gpu_pool_launcher._table import cells
 from hydra_plugins.hydra_gpu_pool_launcher._view import View
 
@@ -42,9 +43,9 @@ def test_the_headline_counts_and_says_how_long_it_took_and_how_busy_the_slots_we
 
 def test_where_there_is_room_nothing_is_cut_and_overrides_that_differ_are_columns() -> None:
     assert result_table(*two_jobs(), 200) == [
-        "  #  lr    model                        status     value                          seconds  gpu.slot",
-        "  0  0.1   cnn                          COMPLETED  {'acc': 0.333333, 'n': [0.3]}  30.0     0.0",
-        "  1  0.01  a-very-long-name-of-a-model  FAILED     ValueError: no such file       60.0     1.0",
+        "  #  lr    model                        status     value                     seconds  gpu.slot",
+        "  0  0.1   cnn                          COMPLETED  acc 0.333333  n 0.3       30.0     0.0",
+        "  1  0.01  a-very-long-name-of-a-model  FAILED     ValueError: no such file  60.0     1.0",
     ]
 
 
@@ -78,7 +79,7 @@ def test_a_sweep_of_thousands_has_no_table_of_thousands() -> None:
     jobs = [Job(n, (f"x={n}",)) for n in range(MOST_ROWS + 50)]
     table = result_table(seen(launch(), *(queued(job.num, *job.overrides) for job in jobs)), jobs, 80)
     assert len(table) == MOST_ROWS + 2
-    assert table[-1] == "  and 50 more, each a line of .gpu_pool/journal.jsonl"
+    assert table[-1] == "  and 50 more, each a row of results.csv"
 
 
 def test_what_became_of_a_job_that_nobody_was_left_to_tell_of_is_what_it_was_stopped_for() -> None:
@@ -98,19 +99,96 @@ def test_a_failed_job_is_told_with_its_cause_its_log_and_the_last_lines_of_that(
     printed = "".join(f"line {i}\n\n" for i in range(20)) + "\x1b[31m" + "x" * 200 + "\x1b[0m\x07\n"
     Path(files.output(1)).write_text(printed)
     assert failures(view, jobs, files, lambda path: Path(path).name, 40) == [
-        "  job 1 (lr=0.01 model=a-very-long-name-of-a-model seed=1): ValueError: no such file",
+        "  job 1 (lr=0.01",
+        "        model=a-very-long-name-of-a-model",
+        "        seed=1): ValueError: no such",
+        "        file",
         "    output.log",
         *(f"      line {i}" for i in range(16, 20)),
         "      " + "x" * 33 + "…",
     ]
 
 
-def test_of_many_failures_some_are_told_and_all_are_counted(tmp_path: Path) -> None:
+def failed(num: int, text: str = "", **facts: Any) -> dict[str, Any]:
+    return end(num, 1.0, "FAILED", **{"error_type": "E", "error_text": text, **facts})
+
+
+def test_jobs_that_failed_alike_are_told_together_and_none_hides_another(tmp_path: Path) -> None:
+    jobs = [Job(n, (f"x={n}",)) for n in range(13)]
+    late = failed(4, "was stopped: it took longer", error_type="JobTimeoutError", cause="timeout")
+    events = [late if n == 4 else failed(n, f"nan at step {n}, 1{n}.5 GiB") for n in range(13)]
+    view = seen(launch(), *(queued(job.num, *job.overrides) for job in jobs), *events)
+    assert failures(view, jobs, SweepFiles(str(tmp_path)), lambda path: "LOG" if "jobs/0/" in path else path, 80) == [
+        "  jobs 0 to 3, 5 to 12: E: nan at step 0, 10.5 GiB",
+        "    LOG",
+        "  job 4 (x=4): was stopped: it took longer",
+        f"    {tmp_path}/.gpu_pool/jobs/4/output.log",
+    ]
+
+
+def test_of_many_ways_to_fail_each_has_its_line_and_what_is_left_out_is_to_be_found(tmp_path: Path) -> None:
     jobs = [Job(n, ()) for n in range(25)]
-    view = seen(launch(), *(end(n, 1.0, "FAILED", error_type="E", error_text="") for n in range(25)))
-    lines = failures(view, jobs, SweepFiles(str(tmp_path)), str, 80)
-    assert len([line for line in lines if line.startswith("  job ")]) == 10
-    assert lines[-1] == "  and 15 more"
+    view = seen(launch(), *(failed(n, "x" * (n + 1)) for n in range(25)))
+    lines = failures(view, jobs, SweepFiles(str(tmp_path)), lambda path: Path(path).name, 80)
+    assert [line for line in lines if line.startswith("  job ")] == [
+        f"  job {n}: E: {'x' * (n + 1)}" for n in range(25)
+    ]
+    assert lines.count("    output.log") == 10
+    assert lines[-2:] == ["  the ends of their logs, and what else there is:", "    sweep.html"]
+
+
+def test_of_hundreds_of_ways_to_fail_there_are_not_hundreds_of_lines_more_than_can_be_read(tmp_path: Path) -> None:
+    jobs = [Job(n, ()) for n in range(300)]
+    view = seen(launch(), *(failed(n, chr(ord("a") + n // 26) + chr(ord("a") + n % 26)) for n in range(300)))
+    lines = failures(view, jobs, SweepFiles(str(tmp_path)), lambda path: Path(path).name, 80)
+    assert lines[-3] == "  and 90 jobs more, each in a way of its own"
+    assert max(map(cells, lines)) <= 80
+
+
+def test_a_long_text_of_an_error_is_broken_between_words_and_ends(tmp_path: Path) -> None:
+    path = "/data/" + "long-name/" * 12
+    view = seen(launch(), failed(0, f"cannot read {path}, " + "word " * 100))
+    lines = failures(view, [Job(0, ())], SweepFiles(str(tmp_path)), str, 80)
+    assert [path in line for line in lines].count(True) == 1
+    assert len(lines) == 5
+    assert lines[3].endswith(" …")
+    view = seen(launch(), failed(0, "x" * 5000))
+    assert len(failures(view, [Job(0, ())], SweepFiles(str(tmp_path)), str, 80)[0]) < 1100
+
+
+def test_the_closing_words_are_a_line_for_each_way_with_its_place_and_what_was_cancelled(tmp_path: Path) -> None:
+    jobs = [Job(n, (f"x={n}",)) for n in range(4)]
+    view = seen(launch(), failed(0, "y" * 100), failed(1, "y" * 100), end(2, 1.0, "CANCELLED", error_text="by hand"))
+    files = SweepFiles(str(tmp_path))
+    Path(files.job_dir(0)).mkdir(parents=True)
+    Path(files.output(0)).write_text(
+        f'Traceback (most recent call last):\n  File "/a/b.py", line 3, in f\nE: {"y" * 100}'
+    )
+    assert closing(view, jobs, files, 60) == [
+        f"  jobs 0, 1: E: {'y' * 29}… (b.py:3 in f)",
+        "  job 3 (x=3): the supervisor was killed",
+        "  job 2: by hand",
+    ]
+
+
+def test_a_job_that_takes_too_long_is_told_in_one_line_and_its_next_try_in_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    monkeypatch.chdir(tmp_path)
+    lines = _display.Lines([Job(0, ("x=0",))], SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    late = {"cause": "timeout", "error_type": "JobTimeoutError", "error_text": "was stopped: it took longer"}
+    for event in [
+        *(queued(0, "x=0"), start(0, 1.0, "0.0"), stop(0, 2.0), end(0, 3.0, "FAILED", event="retry", **late)),
+        *(start(0, 3.0, "0.0", attempt=2), stop(0, 4.0), end(0, 5.0, "FAILED", attempt=2, **late)),
+    ]:
+        lines.show({**event, "why": "took longer"})
+    one = (
+        "job 0 (x=0) took longer: SIGTERM is sent, SIGKILL 10 s later to what is left of it; "
+        "see .gpu_pool/jobs/0/output.log"
+    )
+    assert said == [one, "job 0 (x=0) FAILED, try 1, and has another: was stopped: it took longer", one]
 
 
 # --- what is said, byte for byte ---
@@ -186,7 +264,9 @@ def test_a_job_that_is_cancelled_by_hand_is_named_alone_and_a_later_ctrl_c_is_to
     ctrl_c = {**by_hand, "job": 0, "why": "Ctrl-C (SIGINT to the main process)"}
     for event in [queued(0, "x=0"), queued(1, "x=1"), *started, by_hand, end(1, 3.0, "CANCELLED"), ctrl_c]:
         lines.show(event)
-    assert said[0] == "job 1 (x=1): somebody cancelled it by hand: stopping it, killed in 10 s"
+    assert said[0] == (
+        "job 1 (x=1): somebody cancelled it by hand: SIGTERM is sent, SIGKILL 10 s later to what is left of it"
+    )
     assert said[1].startswith("job 1 (x=1) CANCELLED")
     assert said[2:] == [
         "Ctrl-C (SIGINT to the main process): stopping 1 job, killed in 10 s",
@@ -199,6 +279,78 @@ class Broken:
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(name)
+
+
+def test_a_line_that_stderr_does_not_take_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("gpu_pool"), "propagate", False)
+    closed = io.StringIO()
+    closed.close()
+    for stream in (Broken(), closed, object(), None):
+        monkeypatch.setattr("sys.stderr", stream)
+        say("before a launch, nobody else guards it")
+
+
+def test_of_a_handler_that_always_fails_one_traceback_is_seen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Fails(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ArithmeticError(record.getMessage())
+
+    monkeypatch.setattr(_display, "_told", set())
+    monkeypatch.setattr(logging.getLogger("gpu_pool"), "handlers", [Fails()])
+    for i in range(3):
+        say(f"line {i}", logging.ERROR)
+    assert capsys.readouterr().err.count("Traceback") == 1
+
+
+def test_a_queued_job_that_is_cancelled_by_hand_is_told_when_it_happens_and_not_with_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    jobs = [Job(num, (f"x={num}",)) for num in range(3)]
+    lines = _display.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    by_hand = {
+        "error_type": "JobCancelledError",
+        "error_text": f"was cancelled: {CANCELLED_BY_HAND}; it was not started",
+    }
+    cancelled = {**end(0, 2.0, "CANCELLED"), "attempt": 0, **by_hand}
+    other = {
+        **end(2, 2.0, "CANCELLED"),
+        "attempt": 0,
+        **by_hand,
+        "error_text": "was cancelled: boo; it was not started",
+    }
+    for event in [*(queued(num, f"x={num}") for num in range(3)), start(1, 1.0, "1.0"), cancelled]:
+        lines.show(event)
+    assert said == [f"job 0 (x=0) CANCELLED: {CANCELLED_BY_HAND}; it was not started"]
+    lines.show(other)
+    lines.summary()
+    assert said[1] == "not started: 1 queued job: boo"
+
+
+def test_while_all_are_stopped_a_job_that_somebody_else_has_cancelled_has_its_own_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    jobs = [Job(num, (f"x={num}",)) for num in range(2)]
+    lines = _display.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    stop = {"event": "stop", "time": 2.0, "cause": "cancelled", "job": 0, "why": "fail_fast, since job 7 failed"}
+    ends = [
+        {**end(0, 3.0, "CANCELLED"), "error_type": "JobCancelledError", "error_text": f"was cancelled: {why}"}
+        for why in ("fail_fast, since job 7 failed", "SIGTERM that nobody here sent")
+    ]
+    ends[1]["job"] = 1
+    for event in [*(queued(num, f"x={num}") for num in range(2)), start(0, 1.0, "0.0"), start(1, 1.0, "1.0")]:
+        lines.show(event)
+    for event in (stop, *ends):
+        lines.show(event)
+    assert [line.split("\n")[0] for line in said] == [
+        "fail_fast, since job 7 failed: stopping 2 jobs, killed in 10 s",
+        "job 1 (x=1) CANCELLED: SIGTERM that nobody here sent",
+    ]
 
 
 def test_a_display_that_fails_together_with_stderr_ends_itself_and_nothing_else(

@@ -20,7 +20,7 @@ import pytest
 from running import RUN, App, StartApp
 from support import LIMIT_S
 
-from hydra_plugins.hydra_gpu_pool_launcher import _process
+from hydra_plugins.hydra_gpu_pool_launcher import _descriptors, _pidfd
 from hydra_plugins.hydra_gpu_pool_launcher._link import Link
 
 KINDS = ["sleeping", "deaf", "with_child", "with_daemon"]
@@ -46,7 +46,7 @@ def test_main_ends_only_when_everything_else_has(start_app: StartApp) -> None:
     app.wait_for_jobs(2)
     app.process.terminate()
     app.process.wait(LIMIT_S)
-    assert _process.wait_readable(app.pidfds, 0) == app.pidfds
+    assert _descriptors.wait_readable(app.pidfds, 0) == app.pidfds
     assert app.report() == ""
 
 
@@ -260,7 +260,7 @@ def test_a_suspended_main_keeps_no_job_alive(start_app: StartApp, signum: signal
     else:
         os.kill(app.relatives()["supervisor"], signum)
     for pidfd in app.pidfds:
-        assert _process.wait_readable([pidfd], LIMIT_S), "a job is alive while main is suspended"
+        assert _descriptors.wait_readable([pidfd], LIMIT_S), "a job is alive while main is suspended"
     app.process.send_signal(signal.SIGCONT)
     assert app.process.wait(LIMIT_S) == (-signal.SIGKILL if signum == signal.SIGKILL else 0)
     app.assert_nothing_is_left()
@@ -298,12 +298,12 @@ def test_what_the_app_had_started_and_what_others_run_beside_it_is_never_touched
     with subprocess.Popen(["sleep", "1000"]) as other:
         app = start_app(RUN.format(grace=0.2, job="with_daemon"), before=OWN)
         of_the_app = {int(app.report().split()[-1]) for _ in range(3)}
-        untouched = [_process.pidfd_open(pid) for pid in (other.pid, *of_the_app)]
+        untouched = [_pidfd.pidfd_open(pid) for pid in (other.pid, *of_the_app)]
         app.wait_for_jobs(2)
         ENDS[end](app)
         app.assert_nothing_is_left()
         app.process.wait(LIMIT_S)
-        assert _process.wait_readable(untouched, 0) == []
+        assert _descriptors.wait_readable(untouched, 0) == []
         for pid in of_the_app:  # orphans, which have fallen to us
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -516,7 +516,7 @@ def test_a_fork_of_main_that_outlives_it_does_not_keep_the_sweep_alive(start_app
     fork = int(app.report().split()[0])
     app.process.kill()
     for pidfd in jobs:
-        assert _process.wait_readable([pidfd], LIMIT_S), "a job outlived main"
+        assert _descriptors.wait_readable([pidfd], LIMIT_S), "a job outlived main"
     os.kill(fork, signal.SIGKILL)
     app.assert_nothing_is_left()
     assert app.ends()[0] == ("CANCELLED", "was cancelled: the main process is gone")

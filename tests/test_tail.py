@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydra_plugins.hydra_gpu_pool_launcher._tail import as_seen, last_line, last_lines, one_line, plain
+from hydra_plugins.hydra_gpu_pool_launcher._tail import as_seen, last_line, last_lines, lines_seen, one_line, plain
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,8 @@ from hydra_plugins.hydra_gpu_pool_launcher._tail import as_seen, last_line, last
         ("\x1b[2K\x1b[1Gbar 3/4", "bar 3/4"),
         ("\x1b(Bcharset", "charset"),
         ("\x9b31mC1", "C1"),
+        ("\x9d0;a title\x9ctext", "text"),
+        ("\x1bP1$r0m\x1b\\text", "text"),
         ("a\tb\x07\x08", "a    b"),
         ("good\u202elive", "goodlive"),
         ("Größe 日本", "Größe 日本"),
@@ -32,6 +34,41 @@ from hydra_plugins.hydra_gpu_pool_launcher._tail import as_seen, last_line, last
 )
 def test_a_line_is_what_a_terminal_shows_of_it(printed: str, seen: str) -> None:
     assert as_seen(printed) == seen
+
+
+@pytest.mark.parametrize("begin", [*(f"\x1b{c}" for c in "]PX^_"), *"\x90\x98\x9d\x9e\x9f"])
+def test_an_escape_sequence_that_does_not_end_in_its_line_takes_no_text_with_it(begin: str) -> None:
+    assert plain(f"{begin}0;loss is nan\nat step 7\x07") == "0;loss is nan\nat step 7"
+    assert plain(f"{begin}0;a\x1b[31mb\x07") == "0;ab"
+    assert one_line(f"expected {begin}") == "expected"
+
+
+def test_beginnings_without_an_end_are_read_in_no_time() -> None:
+    assert plain("\x9d" * 100_000) == plain("\x1b]" * 100_000) == ""
+
+
+@pytest.mark.parametrize(
+    ("printed", "seen"),
+    [
+        ("\r 0%|  |\r 50%|# |Traceback (most recent call last):", [" 50%|# |", "Traceback (most recent call last):"]),
+        (
+            "\r 50%|# |  + Exception Group Traceback (most recent call last):",
+            [" 50%|# |", "  + Exception Group Traceback (most recent call last):"],
+        ),
+        ("\r 50%|# |\rTraceback (most recent call last):\r", ["Traceback (most recent call last):"]),
+        ("[rank0]: Traceback (most recent call last):\r", ["[rank0]: Traceback (most recent call last):"]),
+        ("+ Traceback (most recent call last):", ["+ Traceback (most recent call last):"]),
+        ("\r 50%|# | and so on", [" 50%|# | and so on"]),
+        ("", [""]),
+    ],
+)
+def test_a_traceback_is_a_line_of_its_own_after_a_bar_that_ended_none(
+    tmp_path: Path, printed: str, seen: list[str]
+) -> None:
+    assert lines_seen(printed) == seen
+    log = tmp_path / "log"
+    log.write_text(f"first\n{printed}\n  File\n", newline="")
+    assert last_lines(str(log)) == ["first", *seen, "  File"]
 
 
 @given(st.text())
@@ -61,17 +98,19 @@ def test_no_more_is_read_of_a_long_log_than_is_needed(tmp_path: Path) -> None:
         file.seek(0, os.SEEK_END)
         file.write(b"\nthe end\n")
     assert last_line(str(log)) == "the end"
-    assert last_lines(str(log), 1) == ["the end"]
+    assert last_lines(str(log), 20)[-1] == "the end"
 
 
 def test_the_last_lines_are_in_their_order(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"line {i}\n" for i in range(100)))
-    assert last_lines(str(log), 3) == ["line 97", "line 98", "line 99"]
+    assert last_lines(str(log))[-3:] == ["line 97", "line 98", "line 99"]
 
 
 def test_what_is_no_log_has_no_lines_and_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "missing", tmp_path / "pipe", tmp_path):
+    (tmp_path / "file").write_text("somebody else's\n")
+    os.symlink("file", tmp_path / "link")
+    for path in (tmp_path / "missing", tmp_path / "pipe", tmp_path / "link", tmp_path):
         assert last_line(str(path)) == ""
-        assert last_lines(str(path), 3) == []
+        assert last_lines(str(path)) == []

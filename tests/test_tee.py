@@ -120,6 +120,24 @@ def test_what_stdouts_encoding_lacks_is_replaced(run_app: RunApp) -> None:
     assert run_app(source, env={"PYTHONIOENCODING": "ascii"}).stdout == "[0] caf?\n"
 
 
+@pytest.mark.parametrize(
+    ("encoding", "seen"),
+    [("None", "café"), ("'no such'", "café"), ("3", "café"), ("'rot13'", "café"), ("'ascii'", "caf?")],
+)
+def test_a_stream_of_the_app_that_names_no_encoding_gets_all_the_same(
+    run_app: RunApp, encoding: str, seen: str
+) -> None:
+    before = (
+        "import sys\nclass Own:\n"
+        f"    encoding = {encoding}\n"
+        "    def write(self, text): sys.__stdout__.write(text)\n    def flush(self): sys.__stdout__.flush()\n"
+        "sys.stdout = Own()\n"
+    )
+    source = before + APP.format(body="    os.write(1, 'caf\\xe9'.encode())", jobs=1, slots=1, more="progress='none'")
+    done = run_app(source, env={"PYTHONIOENCODING": "utf-8"})
+    assert done.stdout == f"[0] {seen}\n"
+
+
 def test_a_log_that_is_something_else_holds_nobody_up(run_app: RunApp) -> None:
     body = "path = 'sweep/.gpu_pool/jobs/0/output.log'\nos.unlink(path)\nos.mkfifo(path)\nprint('unseen, or not')"
     assert any("job 0 (x=0) COMPLETED" in line for line in teed(run_app, body))

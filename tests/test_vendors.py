@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from support import outcomes
 
-from hydra_plugins.hydra_gpu_pool_launcher import _cli, _devices, _gpus, _machine, _sysfs
+from hydra_plugins.hydra_gpu_pool_launcher import _cards, _cli, _devices, _gpus, _leases, _machine, _sysfs
 from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu
-from hydra_plugins.hydra_gpu_pool_launcher._model import ConfigurationError, Device, Layout
+from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
+from hydra_plugins.hydra_gpu_pool_launcher._line import Holder
+from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Layout
 from hydra_plugins.hydra_gpu_pool_launcher._settings import checked
 from hydra_plugins.hydra_gpu_pool_launcher._vendors import inherited, within_rocr
 
@@ -295,6 +297,55 @@ def test_ids_are_taken_at_their_word_where_nothing_tells_and_a_line_says_so() ->
     assert laid_out(vendor="intel", gpus=[1])[1] == ["GPU 1: taken at your word, Intel's driver is not asked"]
 
 
+# --- what is asked of NVIDIA's driver alone ---
+
+
+@pytest.mark.parametrize(("vendor", "name"), [("amd", "AMD"), ("intel", "Intel")])
+@pytest.mark.parametrize("ids", ["auto", [0]])
+def test_so_much_free_memory_is_refused_where_nobody_can_be_asked_for_it(
+    machine: Machine, vendor: str, name: str, ids: Any
+) -> None:
+    machine.has(amd=(1,), intel=1)
+    assert refusal(vendor=vendor, gpus=ids, min_free_gpu_mem_gb=4) == (
+        f"min_free_gpu_mem_gb=4.0: the memory of {name}'s GPUs is not asked for, so nobody could say when so much of "
+        "it is free; leave it at null."
+    )
+    assert entries(vendor=vendor, gpus=ids, min_free_gpu_mem_gb=0) == ["0"]
+
+
+def test_on_cpu_slots_of_a_machine_with_amds_gpus_it_is_ignored_as_on_any(machine: Machine) -> None:
+    machine.has(amd=(1,))
+    ignored = ["min_free_gpu_mem_gb=4.0 is ignored: CPU slots have no GPU memory"]
+    assert laid_out(gpus=[], min_free_gpu_mem_gb=4)[1] == ignored
+
+
+@pytest.mark.parametrize(
+    ("raw", "asked"),
+    [({}, True), ({"vendor": "amd"}, False), ({"vendor": "intel"}, False), ({"gpus": []}, False)],
+)
+def test_nvidias_driver_is_asked_for_the_memory_of_its_own_gpus_only(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, raw: dict[str, Any], asked: bool
+) -> None:
+    """AMD's have UUIDs, too."""
+    monkeypatch.setattr(_cards, "command", lambda _: ["ask"])
+    machine.has(NVIDIA, (1,), intel=1)
+    assert _machine.driver(laid_out(**raw)[0]) == (("ask",) if asked else None)
+
+
+@pytest.mark.parametrize(("vendor", "name"), [("amd", "amd-0"), ("intel", "intel-0")])
+def test_slots_are_leased_under_a_name_with_the_vendor_in_it(
+    machine: Machine, leases: Path, vendor: str, name: str
+) -> None:
+    """So that the GPU 0 of another vendor's is another one."""
+    machine.has(NVIDIA, (0,), intel=1)
+    layout = laid_out(vendor=vendor, per_gpu=2)[0]
+    assert _leases.place_for(layout, os.environ) == str(leases)
+    opened = _leases.open_files(str(leases), layout)
+    for fd in opened.descriptors():
+        os.close(fd)
+    assert sorted(opened.files) == [f"{name}.0", f"{name}.1"]
+
+
 # --- what a job gets ---
 
 INHERITED = [
@@ -389,6 +440,21 @@ def test_the_command_gpus_tells_of_amds(
         (None, None, "Instinct 9"),
     ]
     assert f"(hidden by {HIP})" in gpus(capsys)
+
+
+def test_the_command_gpus_tells_who_leases_amds_hidden_ones_too(machine: Machine) -> None:
+    machine.has(amd=(0xABC, 0, 0))
+    found, me = _sysfs.amd(), Holder(42, "/x/y")
+    told = _gpus.told({HIP: "1"}, found, 4, {"GPU-0000000000000abc.1": me, "amd-1.0": me, "amd-2.3": me}, "amd")
+    assert [(row.entry, row.leases) for row in told.rows] == [("1", {0: me}), (None, {1: me}), (None, {3: me})]
+    assert _gpus.lines(told)[-3:] == [
+        "slot 1.0 is leased by the sweep in /x/y (process 42)",
+        "slot GPU-0000000000000abc.1 is leased by the sweep in /x/y (process 42)",
+        "slot amd-2.3 is leased by the sweep in /x/y (process 42)",
+    ]
+    assert [row["leases"] for row in _gpus.as_json(told)["gpus"]] == [
+        [{"slot": number, "pid": 42, "directory": "/x/y"}] for number in (0, 1, 3)
+    ]
 
 
 def test_the_command_gpus_tells_of_intels_where_they_are_asked_for_and_else_that_they_are_there(

@@ -109,6 +109,57 @@ def test_the_time_left_is_that_of_jobs_like_those_that_have_ended() -> None:
     assert view.left_s(now=15.0) == pytest.approx((0 + 5 + 20) / 2)
 
 
+@pytest.mark.parametrize(
+    ("queued_jobs", "left"),
+    [
+        (0, None),  # the last one takes longer than any before: nobody knows how long
+        (1, 10.0 / 2),
+    ],
+)
+def test_a_job_that_takes_longer_than_any_before_is_not_said_to_end_now(queued_jobs: int, left: float | None) -> None:
+    view = seen(launch(), *map(queued, range(2 + queued_jobs)), start(0, 0.0, "0.0"), end(0, 10.0))
+    view.take([start(1, 10.0, "1.0")])
+    assert view.left_s(now=20.5) == left
+
+
+def test_a_job_that_runs_is_like_those_that_took_longer_than_it_has_so_far() -> None:
+    view = seen(launch(), *map(queued, range(3)), start(0, 0.0, "0.0"), start(1, 0.0, "1.0"), end(0, 10.0))
+    view.take([end(1, 100.0), start(2, 100.0, "0.0")])
+    assert view.left_s(now=105.0) == pytest.approx(55.0 - 5.0)
+    assert view.left_s(now=111.0) == pytest.approx(100.0 - 11.0)
+
+
+def test_jobs_that_failed_tell_how_long_jobs_take_only_where_none_completed() -> None:
+    view = seen(launch(), *map(queued, range(4)), start(0, 0.0, "0.0"), end(0, 1.0, "FAILED"), start(3, 1.0, "0.0"))
+    assert view.left_s(now=1.0) == pytest.approx((1 + 2 * 1) / 2)
+    view.take([start(1, 1.0, "1.0"), end(1, 11.0)])
+    assert view.left_s(now=11.0 - 5.0) == pytest.approx((5 + 10) / 2)
+
+
+def test_the_time_between_a_sweep_and_its_resume_is_not_its_own_and_that_between_two_batches_is() -> None:
+    done = {"event": "done", "time": 10.0}
+    first = [launch(), queued(0), start(0, 1.0, "0.0"), end(0, 9.0), done]
+    assert seen(*first).took_s(now=500.0) == 10.0
+    assert seen(*first, launch(time=30.0)).took_s(now=31.0) == 31.0
+    assert seen(*first, launch(time=1000.0, main=7)).took_s(now=1004.0) == 14.0
+    assert seen(*first[:-1], launch(time=1000.0, boot="c")).took_s(now=1004.0) == 13.0
+
+
+def test_of_a_job_that_was_taken_over_it_is_known_where_it_ran() -> None:
+    ran = [launch(), queued(0, "x=1"), start(0, 1.0, "0.0"), end(0, 2.0, event="retry", status="FAILED")]
+    ran += [start(0, 2.0, "1.0", attempt=2), end(0, 4.0)]
+    kept = [launch(main=7), queued(0, "x=1"), end(0, 9.0, attempt=0, cause="resumed", seconds=2.0)]
+    for events in (
+        [*ran, *kept],
+        [*ran, *kept, *kept],
+        [*ran, launch(), queued(0, "x=2"), start(0, 8.0, "0.0"), *kept],
+    ):
+        job = seen(*events).jobs[0]
+        assert (len(job.known_tries), job.known_tries[-1].slots, job.known_tries[-1].ended) == (2, ("1.0",), 4.0)
+        assert not job.tries
+    assert not seen(*ran, launch(), queued(0, "x=2"), *kept[2:]).jobs[0].known_tries
+
+
 def test_the_last_of_the_jobs_is_waited_for() -> None:
     view = seen(launch(), queued(0), queued(1), start(0, 0.0, "0.0"), end(0, 10.0), start(1, 10.0, "1.0"))
     assert view.left_s(now=12.0) == pytest.approx(8.0)
@@ -128,3 +179,12 @@ def test_only_overrides_that_differ_make_columns_and_a_key_is_one_however_it_is_
 def test_all_overrides_of_a_single_job_are_shown() -> None:
     assert differing_overrides(JOBS[:1]) == [["model=mlp", "lr=1", "+seed=0"]]
     assert columns([]) == ([], [])
+
+
+def test_what_a_try_holds_of_its_gpus_is_known_while_it_runs_and_the_most_of_it_once_it_has_ended() -> None:
+    view = seen(queued(0), start(0, 1.0, "0.0"), {"event": "memory", "time": 2.0, "job": 0, "gpu_mb": 1500.0})
+    assert view.jobs[0].tries[0].gpu_mb == 1500.0
+    view.take([end(0, 3.0, "FAILED", event="retry", gpu_mb=2000.0), start(0, 4.0, "0.0", attempt=2)])
+    assert [one.gpu_mb for one in view.jobs[0].tries] == [2000.0, None]
+    view.take([end(0, 5.0, attempt=2, gpu_mb=300.0), {"event": "memory", "time": 6.0, "job": 0, "gpu_mb": 7.0}])
+    assert view.jobs[0].gpu_mb == view.jobs[0].tries[1].gpu_mb == 300.0

@@ -7,15 +7,15 @@ errors, imported when they are first asked for: Hydra imports this module in eve
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ._errors import ConfigurationError as ConfigurationError
+    from ._errors import GpuPoolError as GpuPoolError
+    from ._errors import JobCancelledError as JobCancelledError
+    from ._errors import JobCrashedError as JobCrashedError
+    from ._errors import JobError as JobError
+    from ._errors import JobLostError as JobLostError
+    from ._errors import JobTimeoutError as JobTimeoutError
     from ._map import GpuPool as GpuPool
     from ._map import JobOutcome as JobOutcome
-    from ._model import ConfigurationError as ConfigurationError
-    from ._model import GpuPoolError as GpuPoolError
-    from ._model import JobCancelledError as JobCancelledError
-    from ._model import JobCrashedError as JobCrashedError
-    from ._model import JobError as JobError
-    from ._model import JobLostError as JobLostError
-    from ._model import JobTimeoutError as JobTimeoutError
     from ._model import Status as Status
     from ._torchrun import is_main_rank as is_main_rank
 
@@ -43,6 +43,6 @@ def __getattr__(name: str) -> Any:
         from . import _map
 
         return getattr(_map, name)
-    from . import _model, _torchrun
+    from . import _errors, _model, _torchrun
 
-    return getattr(_torchrun if name == "is_main_rank" else _model, name)
+    return getattr({"is_main_rank": _torchrun, "Status": _model}.get(name, _errors), name)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+
+from ._tail import plain
 
 _RESUME, _SWEEP_DIR = "hydra.launcher.resume", "hydra.sweep.dir"
 
@@ -14,13 +15,16 @@ _BY_HYDRA = "hydra.mode=MULTIRUN"
 """What -m, or a sweeper's own default, adds to the overrides that Hydra says it was given."""
 
 
-def command_to_resume(command: Sequence[str], given: Iterable[str], sweep_dir: str) -> str | None:
+def command_to_resume(command: Sequence[str], given: Iterable[str] | None, sweep_dir: str) -> str | None:
     """A line for a shell that runs what has not completed, and nothing else.
 
-    ``command``: the words that started main; ``given``: the overrides that Hydra says it was given. Where these are
-    not among the words, another program has put them together (an app with a launch() of its own, a notebook), and
+    ``command``: the words that started main; ``given``: the overrides that Hydra says it was given, None where there is
+    nothing to go on with: a sweeper that draws other points the next time, a map of GpuPool. Where these are not among
+    the words, another program has put them together (an app with a launch() of its own, a notebook), and
     adding words would not do: None. None, too, for code that was itself a word (``python -c``), or came from stdin.
     """
+    if given is None:
+        return None
     words = list(command)
     given = set(given) - {_BY_HYDRA}
     directory = _override(_SWEEP_DIR, sweep_dir)
@@ -30,7 +34,13 @@ def command_to_resume(command: Sequence[str], given: Iterable[str], sweep_dir: s
     # Hydra takes overrides that stand together: the new ones go where the last of the others is.
     last = max((i for i, word in enumerate(words) if word in given), default=len(words) - 1)
     before = [word for i, word in enumerate(words[: last + 1]) if i not in replaced]
-    return shlex.join([*before, f"{_RESUME}=true", directory, *words[last + 1 :]])
+    line = shlex.join([*before, f"{_RESUME}=true", directory, *words[last + 1 :]])
+    return line if plain(line) == line and "\n" not in line else None  # what is shown of it would be another command
+
+
+def overrides_in(command: Iterable[str]) -> list[str]:
+    """What Hydra was given, as far as the words tell: for a journal that does not say."""
+    return [word for word in command if "=" in word and not word.startswith("-")]
 
 
 def _key(word: str) -> str:
@@ -39,6 +49,8 @@ def _key(word: str) -> str:
 
 def _override(key: str, value: str) -> str | None:
     """In Hydra's grammar; None where it cannot be said in it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # which loads antlr
+
     quoted = value.replace("\\", "\\\\").replace("'", "\\'")
     for text in (value, f"'{quoted}'"):
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _returns
+from ._facts import is_amount
 from ._files import SweepFiles, free_name, move_aside, write_whole
 from ._model import Report
 from ._returns import DamagedReturnError
@@ -63,12 +64,8 @@ def _write_record(files: SweepFiles, num: int, record: Record) -> None:
 
 
 def figures_in(facts: Mapping[str, Any]) -> dict[str, float]:
-    """Those of the facts that are numbers."""
-    return {
-        name: figure
-        for name, figure in facts.items()
-        if isinstance(figure, (int, float)) and not isinstance(figure, bool)
-    }
+    """Those of the facts that are amounts."""
+    return {name: figure for name, figure in facts.items() if is_amount(figure)}
 
 
 def aside_names(files: SweepFiles) -> dict[int, list[str]]:

@@ -11,7 +11,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from . import _process
+from . import _inotify, _pidfd
 from ._files import SweepFiles, ask_to_cancel
 from ._outside import Refused, Standing, WatchedSweep, named, over, shown
 from ._table import error
@@ -66,7 +66,7 @@ def _ask(sweep: WatchedSweep, num: int) -> None:
     try:
         ask_to_cancel(sweep.files, num)
         if supervisor is not None:
-            _process.send_to(supervisor, CANCEL)
+            _pidfd.send_to(supervisor, CANCEL)
     except ProcessLookupError:
         pass  # it has ended in between, as the journal will tell
     except OSError as error:
@@ -77,7 +77,7 @@ def _ask(sweep: WatchedSweep, num: int) -> None:
 def _answer(sweep: WatchedSweep, num: int, wait_s: float) -> Answer:
     """As the journal tells it: the end of the job, or in good time that it is being stopped."""
     deadline = time.monotonic() + wait_s
-    with _process.Changes() as changes:
+    with _inotify.Changes() as changes:
         changes.watch(sweep.files.root)
         while True:
             sweep.look()

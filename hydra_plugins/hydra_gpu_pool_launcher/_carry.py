@@ -17,10 +17,11 @@ from typing import Any, NoReturn, Protocol
 
 from hydra.core.config_store import ConfigStore
 
-from . import _process, _reimport
-from ._model import ConfigurationError
+from . import _descriptors, _process, _reimport
+from ._body import Body
+from ._errors import ConfigurationError
+from ._exceptions import described
 from ._reimport import Preparation
-from ._result import Body, described
 
 _FRESH = "hydra_plugins.hydra_gpu_pool_launcher._fresh"
 
@@ -229,7 +230,7 @@ def become_fresh(carried: int, role: object, keep: Iterable[int], environ: Mappi
     with open(f"/proc/self/fd/{carried}", "rb") as file:  # opened anew: the offset is shared with other jobs
         command = pickle.load(file)
         content = file.read()
-    summons = _process.unnamed_file(content + pickle.dumps(role))
+    summons = _descriptors.unnamed_file(content + pickle.dumps(role))
     code = (
         "import sys;sys.path[:]=filter(None,sys.path);"  # nothing in the current directory is taken for pickle
         f"import pickle;f=open('/proc/self/fd/{summons}','rb');sys.path[:]=pickle.load(f);"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -15,8 +16,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from . import __version__
+from ._errors import GpuPoolError
 from ._files import SweepFiles
-from ._model import GpuPoolError
 from ._outside import Refused, Standing, WatchedSweep, find, shown
 from ._tail import one_line
 
@@ -45,6 +46,9 @@ def run(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     if sys.stdout is None:
         return _refuse("there is no stdout to write to")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # half a character, in a file's name say, would be a traceback
+            stream.reconfigure(errors="backslashreplace")
     try:
         code: int = given.do(given)
         sys.stdout.flush()

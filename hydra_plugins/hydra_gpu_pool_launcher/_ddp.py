@@ -22,15 +22,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import _carry, _interpreter, _process
+from . import _carry, _descriptors, _exit_hooks, _interpreter, _process, _signals, _streams
 from ._carry import Carried, CarriedBody
+from ._errors import ConfigurationError, JobError, RemoteTraceback
+from ._exceptions import described
 from ._failure import Failure, describe
 from ._forward import Signals
-from ._group import Launch, Meeting, Ranks
+from ._group import Meeting, Ranks
+from ._launch import Launch
 from ._leader import Assignment
-from ._model import ConfigurationError, Group, Job, JobError, RemoteTraceback
+from ._model import Group, Job
 from ._nodes import NodeError, Nodes
-from ._result import described
 from ._stores import Stores
 
 _OLDEST_TORCH = (2, 5)
@@ -66,8 +68,8 @@ class CallInRanks:
         self,
         assignment: Assignment,
         group: Group,
-        received: _process.Received,
-        of_the_app: _interpreter.OfTheApp,
+        received: _signals.Received,
+        of_the_app: _exit_hooks.OfTheApp,
         body: CarriedBody,
         carried: Carried | None,
     ) -> None:
@@ -114,7 +116,7 @@ class CallInRanks:
             yield None
             return
         with _process.files_of_any_size():
-            fd = _process.unnamed_file(_carry.packed(_carry.carried_on(self._carried, self._body, (args, kwargs))))
+            fd = _descriptors.unnamed_file(_carry.packed(_carry.carried_on(self._carried, self._body, (args, kwargs))))
         try:
             yield fd
         finally:
@@ -186,6 +188,6 @@ class _Rendezvous:
 
 def _tell(failure: Failure, then: str | None) -> None:
     """In the job's log, where otherwise only rank 0 is heard."""
-    _process.note(f"gpu_pool: {describe(failure)}" + (f"; {then}" if then else ""))
+    _streams.note(f"gpu_pool: {describe(failure)}" + (f"; {then}" if then else ""))
     if failure.elsewhere.traceback and failure.rank != 0:
-        _process.note(failure.elsewhere.traceback.rstrip())
+        _streams.note(failure.elsewhere.traceback.rstrip())

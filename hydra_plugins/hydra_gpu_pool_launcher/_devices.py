@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from ._caps import limits
 from ._cards import Gpu, Instance
+from ._errors import ConfigurationError
 from ._ids import entry_of, gpu_of, identity, instance_of, listing, usable
 from ._machine import Found, cores, look, mps
-from ._model import ConfigurationError, Device, Group, Layout, Settings, Slot, Vendor
+from ._model import Device, Group, Layout, Settings, Slot, Vendor
 from ._sysfs import amd
 from ._vendors import NAMES, READERS, Inherited, hiding, inherited, is_number, known_as, none_shown, showing
 
@@ -37,14 +38,43 @@ def layout(settings: Settings, environ: Mapping[str, str]) -> tuple[Layout, list
     if vendor == "intel" and settings.gpus != "auto":
         gpus = None  # Level Zero may count tiles, which nobody here can see
     chosen, more = choose(settings, environ, gpus, cores(), mps=mps(environ), vendor=vendor)
+    of_memory = _lines_of_memory(settings, chosen)
     if chosen.on_cpu:
-        return (replace(chosen, vendor="amd") if settings.vendor == "amd" or amd() else chosen), lines + more
+        hidden = replace(chosen, vendor="amd") if settings.vendor == "amd" or amd() else chosen
+        return hidden, lines + more + of_memory
     if found.why is not None:
         lines = [f"vendor: {vendor}, since {found.why}"]
     if gpus is None and not any(line.startswith("ids are") for line in lines):
         why = f"no {NAMES[vendor]} driver was found here" if vendor != "intel" else "Intel's driver is not asked"
         lines.append(f"GPU {', '.join(d.label for d in chosen.devices)}: taken at your word, {why}")
-    return chosen, lines + more
+    return chosen, lines + more + of_memory
+
+
+def least_free(settings: Settings, layout: Layout) -> int | None:
+    """Bytes of a GPU's memory, below which no job starts there; None: any amount will do. Pure."""
+    return None if layout.on_cpu else round((settings.min_free_gpu_mem_gb or 0) * 1e9) or None
+
+
+def _lines_of_memory(settings: Settings, layout: Layout) -> list[str]:
+    """Refused where so much can never be free, or where nobody could tell."""
+    key, least = f"{settings.prefix}min_free_gpu_mem_gb={settings.min_free_gpu_mem_gb}", least_free(settings, layout)
+    if settings.min_free_gpu_mem_gb and layout.on_cpu:
+        return [f"{key} is ignored: CPU slots have no GPU memory"]
+    if least is not None and layout.vendor != "nvidia":
+        raise ConfigurationError(
+            f"{key}: the memory of {NAMES[layout.vendor]}'s GPUs is not asked for, so nobody could say when so much of "
+            "it is free; leave it at null."
+        )
+    for device in layout.devices if least is not None else ():
+        name = f"GPU {device.label}" if device.label.isdigit() else device.label
+        if device.total_bytes is None:
+            raise ConfigurationError(
+                f"{key}: no NVIDIA driver says how much memory {name} has, so nobody could say when so much of it is "
+                "free; leave it at null."
+            )
+        if least is not None and least > device.total_bytes:
+            raise ConfigurationError(f"{key}: expected at most {device.total_bytes / 1e9:g}, all that {name} has.")
+    return []
 
 
 def choose(

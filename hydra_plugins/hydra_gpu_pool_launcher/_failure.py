@@ -8,8 +8,10 @@ import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from ._model import Exit, Job, JobCancelledError, JobCrashedError, JobError, Report, Status
-from ._result import NOTHING_MORE, Elsewhere, safe_text
+from ._body import NOTHING_MORE, Elsewhere
+from ._errors import JobCancelledError, JobCrashedError, JobError
+from ._exceptions import safe_text
+from ._model import Exit, Job, Report, Status
 from ._verdict import BY_HAND, LOST_AFTER_S, ended, signal_name
 
 SEEN_LATE_S = 1.0

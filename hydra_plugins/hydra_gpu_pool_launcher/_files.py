@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ._model import ConfigurationError
+from ._errors import ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,15 @@ def take_cancellations(files: SweepFiles) -> list[int]:
         names = os.listdir(files.cancellations)
     except OSError:  # nobody has asked
         return []
+    asked = []
     for name in names:
+        path = os.path.join(files.cancellations, name)
         with contextlib.suppress(OSError):
-            os.unlink(os.path.join(files.cancellations, name))
-    return sorted(int(name) for name in names if name.isascii() and name.isdigit() and len(name) < 10)
+            if stat.S_ISREG(os.lstat(path).st_mode):  # a directory stays there, and would count each time
+                if name.isascii() and name.isdigit() and len(name) < 10:
+                    asked.append(int(name))
+                os.unlink(path)
+    return sorted(asked)
 
 
 def require_private(path: str, found: os.stat_result) -> None:
@@ -137,6 +142,23 @@ def require_private(path: str, found: os.stat_result) -> None:
 def open_to_append(path: str) -> int:
     """A descriptor that appends, to a file that group and others cannot write; a symbolic link is not followed."""
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+
+def open_file(path: str) -> int:
+    """A descriptor to read a file that somebody else may have put there: no link is followed, no pipe waited for.
+
+    Raises OSError, also where it is no file.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(error.errno, "is a link", path) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no file", path)
+    return fd
 
 
 def write_whole(path: str, content: bytes) -> None:
@@ -238,6 +260,14 @@ def _lock_what_is_there(files: SweepFiles) -> int:
 
 
 _LEAST_ROOM = 1 << 20
+
+
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
+
+
+def is_of_the_disk(error: OSError) -> bool:
+    """True where a file cannot be written for a reason that a person may take away: full, read-only, not there."""
+    return error.errno in _OF_THE_DISK
 
 
 def require_room(files: SweepFiles) -> None:

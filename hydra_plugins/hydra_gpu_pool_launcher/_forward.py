@@ -7,8 +7,8 @@ import os
 import signal
 from typing import Any
 
-from . import _process
-from ._process import Descriptor
+from . import _descriptors
+from ._descriptors import Descriptor
 from ._verdict import BY_HAND
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -42,7 +42,7 @@ class Signals:
         self._unheard: list[int] = []
 
     def __enter__(self) -> Signals:
-        self.fd, self._write = _process.hidden_pipe()
+        self.fd, self._write = _descriptors.hidden_pipe()
         for signum in _FORWARDED:
             self._before[signum] = signal.signal(signum, self._hear)
         return self
@@ -82,7 +82,7 @@ class Signals:
 
         Raises GoneError where one of the ``lifelines``, descriptors, is readable.
         """
-        readable = _process.wait_readable([self.fd, *self.lifelines], seconds)
+        readable = _descriptors.wait_readable([self.fd, *self.lifelines], seconds)
         if self.fd in readable:
             heard = self.heard()
             self._unheard = [number for number in heard if number not in BY_HAND | {LOOK}]

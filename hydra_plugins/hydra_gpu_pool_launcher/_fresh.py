@@ -20,11 +20,12 @@ import signal
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from . import _interpreter, _job, _process, _rank, _reimport
+from . import _descriptors, _exit_hooks, _interpreter, _job, _process, _rank, _reimport, _streams
 from ._caps import LIMITS
 from ._carry import ARGUMENTS, Carried, CarriedBody, Parts
+from ._errors import ConfigurationError
 from ._guard import FreshSupervisor, be_supervisor
-from ._model import ConfigurationError, Slot
+from ._model import Slot
 from ._rank import Function, Rank
 from ._world import App
 
@@ -67,7 +68,8 @@ _EXIT_HOOKS_S = 5
 
 def _serve(carried: Carried, role: FreshSupervisor) -> int:
     origin = role.origin
-    for fd in (origin.channel, origin.main_pidfd, role.guard_pidfd, role.imported, role.output):
+    leases = set() if role.leases is None else role.leases.descriptors()
+    for fd in {origin.channel, origin.main_pidfd, role.guard_pidfd, role.imported, role.output, *leases}:
         os.set_inheritable(fd, False)
     # Until the import is over, there is nothing to lose here: whoever signals this process ends it, as any other.
     signal.pthread_sigmask(signal.SIG_SETMASK, role.mask)
@@ -79,16 +81,16 @@ def _serve(carried: Carried, role: FreshSupervisor) -> int:
     os.write(role.imported, b"!")
     os.close(role.imported)
     if body is None or role.trial or answer["unsafe"] is not None:
-        _process.send(origin.channel, json.dumps(answer).encode() + b"\n")
+        _descriptors.send(origin.channel, json.dumps(answer).encode() + b"\n")
     else:
-        _process.flush_streams()
+        _streams.flush_streams()
         printed = os.pread(role.output, _LONGEST_OUTPUT, 0).decode(errors="replace")
         os.close(role.output)
         _interpreter.pause_openmp()
         _interpreter.freeze_garbage()
         origin = replace(origin, random_state=random.getstate())
-        be_supervisor(replace(app, body=body), origin, role.guard_pidfd, role.mask, imported=printed)
-    _interpreter.run_exit_hooks_of_import(_EXIT_HOOKS_S)
+        be_supervisor(replace(app, body=body), origin, role.guard_pidfd, role.mask, role.leases, imported=printed)
+    _exit_hooks.run_exit_hooks_of_import(_EXIT_HOOKS_S)
     return 0
 
 

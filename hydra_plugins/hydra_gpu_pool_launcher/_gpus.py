@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
-from . import _devices, _ids
+from . import _devices, _ids, _leases
 from ._cards import Gpu, Instance
+from ._line import Holder
 from ._machine import cores, look
 from ._model import Device, Vendor
 from ._settings import checked
@@ -22,6 +24,7 @@ _WHOSE_NUMBERS: Mapping[Vendor, str] = {
     "amd": "HIP's number, which counts within ROCR_VISIBLE_DEVICES where that is set",
     "intel": "Level Zero's number",
 }
+NOBODY: Mapping[str, Holder] = MappingProxyType({})
 _SHOWN = 4
 """Processes of a device in its line; there may be hundreds."""
 
@@ -31,13 +34,14 @@ class Row:
     """A device. ``id``: what the key ``gpus`` calls it, None: no job can get it; ``entry``: as a job will be shown it.
 
     ``gpu``: what the driver says of it, None where it cannot be told which one it is; ``instance``: of which MIG
-    instance of it.
+    instance of it. ``leases``: who has which of its slots, by its number.
     """
 
     id: str | None
     entry: str | None
     gpu: Gpu | None
     instance: Instance | None = None
+    leases: Mapping[int, Holder] = field(default_factory=dict)
 
     @property
     def told(self) -> Gpu | Instance | None:
@@ -61,17 +65,33 @@ class Gpus:
 
 def ask(environ: Mapping[str, str]) -> Gpus:
     """What there is. Blocks while the driver answers. Raises ConfigurationError where it does not, or not well."""
+    directory = _leases.place(environ)
+    held: dict[str, Holder] = {}
+    unread: tuple[str, ...] = ()
+    try:
+        held = _leases.holders(directory)
+    except OSError as error:
+        unread = (f"who leases what cannot be read in {directory}: {error.strerror}",)
     found = look("auto", environ)
-    gpus = told(environ, found.gpus, cores(), found.vendor)
+    gpus = told(environ, found.gpus, cores(), held, found.vendor)
     notes = [] if found.why is None else [f"vendor: {found.vendor}, since {found.why}"]
     if not gpus.rows and (of_intel := len(intel())):
         what = "is 1 GPU of Intel's, which is" if of_intel == 1 else f"are {of_intel} GPUs of Intel's, which are"
         notes.append(f"there {what} used only with vendor: intel")
-    return replace(gpus, notes=(*notes, *gpus.notes))
+    return replace(gpus, notes=(*notes, *gpus.notes, *unread))
 
 
-def told(environ: Mapping[str, str], found: tuple[Gpu, ...] | None, cores: int, vendor: Vendor = "nvidia") -> Gpus:
-    """The same of what the driver has said. Pure. Raises ConfigurationError where no sweep could use these GPUs."""
+def told(
+    environ: Mapping[str, str],
+    found: tuple[Gpu, ...] | None,
+    cores: int,
+    held: Mapping[str, Holder] = NOBODY,
+    vendor: Vendor = "nvidia",
+) -> Gpus:
+    """The same of what the driver has said, and of ``_leases.holders``. Pure.
+
+    Raises ConfigurationError where no sweep could use these GPUs.
+    """
     layout, notes = _devices.choose(checked({}, prefix=""), environ, found, cores, vendor=vendor)
     visible = inherited(environ, vendor)
     rows = [
@@ -80,14 +100,28 @@ def told(environ: Mapping[str, str], found: tuple[Gpu, ...] | None, cores: int, 
             device.entry,
             _ids.gpu_of(device.entry, visible, found),
             _ids.instance_of(device.entry, found),
+            _leases_of(device.key, held),
         )
         for device in layout.devices
         if device.entry
     ]
     seen = {row.told for row in rows}
-    rows += [row for row in _all(found or ()) if row.told not in seen]
+    for row in _all(found or ()):
+        if row.told not in seen:
+            rows.append(replace(row, leases=_leases_of(_name(row.told), held)) if row.told else row)
     slots = layout.slots_per_device if layout.on_cpu else None
     return Gpus(visible, found is not None, tuple(rows), slots, tuple(notes))
+
+
+def _leases_of(key: str, held: Mapping[str, Holder]) -> dict[int, Holder]:
+    slots = ((name.rpartition("."), holder) for name, holder in held.items())
+    return {int(number): holder for (device, _, number), holder in slots if device == _leases.file_name(key)}
+
+
+def _name(device: Gpu | Instance) -> str:
+    """What it is known by, whatever is inherited: the key of its ``Device``, which a hidden one has none of."""
+    known_as = device.known_as if isinstance(device, Gpu) else None
+    return device.uuid or known_as or ""
 
 
 def _id(device: Device, visible: Inherited, found: tuple[Gpu, ...] | None) -> str:
@@ -119,6 +153,9 @@ def lines(gpus: Gpus) -> list[str]:
         text.append(f"no {NAMES[visible.vendor]} driver was found here{word}")
     if gpus.rows:
         text += ["", *_table(gpus), ""]
+    for row in gpus.rows:
+        name = row.entry or (_name(row.told) if row.told else "")
+        text += [f"slot {name}.{k} is leased by {one_line(str(row.leases[k]))}" for k in sorted(row.leases)]
     return [*text, *map(one_line, gpus.notes)]
 
 
@@ -190,5 +227,9 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "processes": None
         if it is None or it.processes is None
         else [{"pid": pid, "bytes": used} for pid, used in it.processes],
+        "leases": [
+            {"slot": number, "pid": holder.pid, "directory": holder.sweep_dir}
+            for number, holder in sorted(row.leases.items())
+        ],
         "fault": gpu.fault if gpu else None,
     }

@@ -9,40 +9,22 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from . import _files, _interpreter, _leader, _nodes, _process, _rank
+from . import _descriptors, _interpreter, _nodes, _process, _signals, _streams
+from ._body import Elsewhere
+from ._descriptors import Unnamed
+from ._errors import JobCancelledError, JobCrashedError
 from ._failure import SEEN_LATE_S, End, Failure, Said, describe, first_failure
 from ._family import Family, children
-from ._forward import LOOK, GoneError, Signals, ToldError
-from ._leader import Assignment, Origin
-from ._model import Exit, Group, JobCancelledError, JobCrashedError
+from ._forward import LOOK, GoneError, ToldError
+from ._launch import Launch, start_rank
+from ._model import Exit
 from ._nodes import UNSAID, NodeError, Nodes, Verdict
-from ._process import Descriptor, Unnamed
-from ._rank import Function, Rank
-from ._result import Elsewhere
-from ._torchrun import master_environ, rank_environ
+from ._torchrun import master_environ
 from ._verdict import BY_HAND, LOST_AFTER_S, signal_name
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What every start of a group has in common. ``assignment``: the job's, in whose process all of this happens.
-
-    ``carried``: descriptor of what ranks need that are fresh interpreters; None where they are forks. ``close``: gives
-    the job's own descriptors, for ranks to close; asked by each of them, since a thread of torch's opens and closes
-    some at any time. ``of_the_app``: see ``_rank.main``.
-    """
-
-    assignment: Assignment
-    group: Group
-    function: Function
-    carried: int | None
-    signals: Signals
-    close: Callable[[], set[int]]
-    of_the_app: _interpreter.OfTheApp
 
 
 @dataclass(frozen=True)
@@ -98,7 +80,7 @@ class Ranks:
     _look_at: float = math.inf
     _told: tuple[int, float] | None = None  # by whom to end, and when
     _gave_up: bool = False
-    _gate: tuple[int, int] = field(default_factory=_process.hidden_pipe)
+    _gate: tuple[int, int] = field(default_factory=_descriptors.hidden_pipe)
     _orders: Unnamed = field(default_factory=Unnamed.made)
 
     @property
@@ -109,7 +91,7 @@ class Ranks:
         """Start them, and block until all are gone: the value of the group's rank 0, pickled, or why there is none."""
         self._family.spare(children())  # what the app's callbacks have started
         try:
-            with _process.children_of_our_own():
+            with _signals.children_of_our_own():
                 self._fork_all()
                 if not self._failing or self.launch.group.ddp.nnodes > 1:
                     self._meet()
@@ -164,76 +146,19 @@ class Ranks:
         _interpreter.pause_openmp()
         group, job = self.launch.group, self.launch.assignment.job
         for local in range(group.ranks):
-            rank = group.ddp.node_rank * group.ranks + local
             try:
-                self._start(rank, local)
+                self._start(local)
             except OSError as error:
-                why = f"could not start its rank {rank}: {error.strerror}"
+                why = f"could not start its rank {self.launch.rank(local)}: {error.strerror}"
                 crash = JobCrashedError(job.num, job.overrides, why)
                 self._refused = Failure(None, crash, Elsewhere(crashed=True), at=time.monotonic())
                 self._fail()
                 return
 
-    def _start(self, rank: int, local: int) -> None:
-        launch, assignment = self.launch, self.launch.assignment
-        report = Unnamed.made()
-        try:
-            log = _log(assignment, rank)
-            try:
-                told = Rank(
-                    job=assignment.job,
-                    files=assignment.files,
-                    environ=self._environ(local),
-                    cwd=os.getcwd(),
-                    threads=max(1, assignment.threads // launch.group.ranks),
-                    random_before_fork=_interpreter.random_state(),
-                    visibility=assignment.visibility,
-                    rank=rank,
-                    report=report,
-                    bell=launch.signals.bell,
-                    gate=Descriptor.of(self._gate[0]),
-                    orders=self._orders,
-                )
-                others = (member.report.fd for member in self._members.values())
-                origin = Origin(
-                    parent=os.getpid(),
-                    log=log,
-                    close={*self._family.descriptors(), *others, self._gate[1]},
-                    mask=frozenset(),
-                    handlers=launch.signals.before(),
-                )
-                with _interpreter.quiet_logging():
-                    self._family.start(rank, lambda mask: self._begin(told, replace(origin, mask=mask)))
-            finally:
-                os.close(log)
-        except OSError:
-            os.close(report.fd)
-            raise
-        self._members[rank] = _Member(report)
-
-    def _begin(self, rank: Rank, origin: Origin) -> int:
-        """In the rank's process, right after the fork."""
-        launch = self.launch
-        origin = replace(origin, close={*origin.close, *launch.close()})
-        if launch.carried is not None:
-            _leader.become_fresh(rank, origin, launch.carried, rank.descriptors())
-        return _rank.main(rank, launch.function, origin, launch.of_the_app)
-
-    def _environ(self, local: int) -> dict[str, str]:
-        """The job's own as it is now, with what Hydra's env_set has set, and with this rank's place in the group."""
-        assignment, ddp = self.launch.assignment, self.launch.group.ddp
-        environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **os.environ}
-        for name, value in _interpreter.limit_threads(assignment.threads, assignment.environ).items():
-            if environ.get(name) == value:
-                del environ[name]  # ours, for the whole job: a rank has its share
-        return environ | rank_environ(
-            local_rank=local,
-            ranks=self.launch.group.ranks,
-            node_rank=ddp.node_rank,
-            nodes=ddp.nnodes,
-            restart=self.start,
-            max_restarts=ddp.max_restarts,
-        )
+    def _start(self, local: int) -> None:
+        others = [member.report.fd for member in self._members.values()]
+        report = start_rank(self.launch, self.start, local, self._family, self._gate, self._orders, others)
+        self._members[self.launch.rank(local)] = _Member(report)
 
     # --- watching ---
 
@@ -273,7 +198,7 @@ class Ranks:
         running = ", ".join(str(rank) for rank, runs in alive.items() if runs) or "none"
         ended = ", ".join(str(rank) for rank, runs in alive.items() if not runs)
         before = f"; ended before: {ended}" if ended else ""
-        _process.note(f"gpu_pool: {signal_name(signum)}, passed on to the ranks that run: {running}{before}")
+        _streams.note(f"gpu_pool: {signal_name(signum)}, passed on to the ranks that run: {running}{before}")
 
     def _look_for_words(self) -> None:
         """A rank has ended its function; its process may take its time to end, and the others wait for it."""
@@ -406,14 +331,3 @@ class Ranks:
     def _of_another(self, why: str, final: bool) -> Failure:
         job = self.launch.assignment.job
         return Failure(None, JobCrashedError(job.num, job.overrides, why), Elsewhere(crashed=True), final=final)
-
-
-def _log(assignment: Assignment, rank: int) -> int:
-    """The descriptor of its log, to append to. That of rank 0 is the job's own, under a second name."""
-    files, num = assignment.files, assignment.job.num
-    if rank == 0:
-        with contextlib.suppress(OSError):  # it is there already; or this file system has no second names
-            os.link(files.output(num), files.rank_log(num, rank))
-        return os.dup(1)
-    _files.make_job_dir(files, num)  # somebody may have removed it
-    return _files.open_to_append(files.rank_log(num, rank))

@@ -10,13 +10,15 @@ forkserver`` the supervisor is a fresh interpreter, see ``_fresh``, in which the
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-from . import _carry, _interpreter, _job, _process
+from . import _carry, _descriptors, _interpreter, _job, _pidfd, _process, _signals, _streams
 from ._family import end_all_children
+from ._leases import Leases, Opened, open_files
 from ._pool import Pool
 from ._schedule import Schedule
 from ._verdict import LOST_AFTER_S
@@ -48,6 +50,7 @@ class FreshSupervisor:
     output: int
     mask: frozenset[int]
     trial: bool
+    leases: Opened | None
 
 
 def be_guard(app: App, origin: Origin, mask: frozenset[int], fresh: Fresh | None = None) -> int:
@@ -58,37 +61,44 @@ def be_guard(app: App, origin: Origin, mask: frozenset[int], fresh: Fresh | None
     _interpreter.freeze_garbage()
     for fd in origin.inherited:
         os.close(fd)
-    _process.fill_standard()
+    _streams.fill_standard()
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the app ignores it, the kernel keeps no exit status
     _process.become_subreaper()
     _process.raise_descriptor_limit()
-    _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0, 1)
-    guard_pidfd = _process.pidfd_open(os.getpid())
+    _streams.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0, 1)
+    guard_pidfd = _pidfd.pidfd_open(os.getpid())
+    try:
+        # Here, so that they are held until both are gone: a supervisor that is killed leaves jobs to be ended.
+        leases = None if app.leases is None else open_files(app.leases, app.layout)
+    except OSError as error:
+        why = f"gpu_pool cannot lease slots in {app.leases} ({error.filename or app.leases}: {error.strerror})."
+        _descriptors.send(origin.channel, json.dumps({"refused": why}).encode() + b"\n")
+        return 0
     imported = os.pipe2(os.O_CLOEXEC) if fresh is not None and fresh.method == "forkserver" else None
     if fresh is not None and imported is not None:
-        become = FreshSupervisor(origin, guard_pidfd, imported[1], fresh.output, mask, fresh.trial)
+        become = FreshSupervisor(origin, guard_pidfd, imported[1], fresh.output, mask, fresh.trial, leases)
         carried = fresh.carried
         guard = os.getpid()
         supervisor = _process.fork(lambda _: _become_fresh(become, carried, guard))
     else:
         spawn = None if fresh is None else fresh.carried
-        supervisor = _process.fork(lambda _: be_supervisor(app, origin, guard_pidfd, mask, spawn=spawn))
-    _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 2)  # faults until here are for the user to see
-    supervisor_pidfd = _process.pidfd_open(supervisor)
+        supervisor = _process.fork(lambda _: be_supervisor(app, origin, guard_pidfd, mask, leases, spawn=spawn))
+    _streams.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 2)  # faults until here are for the user to see
+    supervisor_pidfd = _pidfd.pidfd_open(supervisor)
     if imported is not None:
         os.close(imported[1])
         # Until the import is over, nobody over there listens: that main is gone, or asks for the end (which is all
         # that it can ask now), ends the import, however long it would take.
-        if imported[0] not in _process.wait_readable(
+        if imported[0] not in _descriptors.wait_readable(
             [supervisor_pidfd, origin.main_pidfd, origin.channel, imported[0]]
         ):
             end_all_children(LOST_AFTER_S)
             return 0
     os.close(origin.channel)
-    if supervisor_pidfd not in _process.wait_readable([supervisor_pidfd, origin.main_pidfd]):
+    if supervisor_pidfd not in _descriptors.wait_readable([supervisor_pidfd, origin.main_pidfd]):
         # Main is gone; the supervisor knows it too, and is given the time that it may take.
-        _process.wait_readable([supervisor_pidfd], app.policy.kill_grace_s + 2 * LOST_AFTER_S)
+        _descriptors.wait_readable([supervisor_pidfd], app.policy.kill_grace_s + 2 * LOST_AFTER_S)
     end_all_children(LOST_AFTER_S)
     return 0
 
@@ -99,7 +109,9 @@ def be_guard(app: App, origin: Origin, mask: frozenset[int], fresh: Fresh | None
 def _become_fresh(become: FreshSupervisor, carried: int, guard: int) -> NoReturn:
     _process.die_with_parent(guard)  # until the import is over: it has no time to look after the guard
     keep = {become.origin.channel, become.origin.main_pidfd, become.guard_pidfd, become.imported, become.output}
-    _process.redirect(os.dup(become.output), 1, 2)
+    if become.leases is not None:
+        keep |= become.leases.descriptors()
+    _streams.redirect(os.dup(become.output), 1, 2)
     _carry.become_fresh(carried, become, keep, os.environ)
 
 
@@ -108,27 +120,29 @@ def be_supervisor(
     origin: Origin,
     guard_pidfd: int,
     mask: frozenset[int],
+    opened: Opened | None,
     *,
     spawn: int | None = None,
     imported: str | None = None,
 ) -> int:
     """Serve requests. Runs in the supervisor's process, where no code of the app runs, ever.
 
-    ``spawn``: what each job carries into an interpreter of its own, see ``Fresh``. ``imported``: where this process
-    has imported the app by itself, what was printed meanwhile.
+    ``opened``: the leases, which the guard has opened. ``spawn``: what each job carries into an interpreter of its own,
+    see ``Fresh``. ``imported``: where this process has imported the app by itself, what was printed meanwhile.
     """
     stopping = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
     ours = {_job.UNSAVED, CANCEL}
     handled = {*stopping, *ours}
-    of_the_app = _process.silence_handlers(ours)
+    of_the_app = _signals.silence_handlers(ours)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, the kernel keeps no exit status
-    wakeup = _process.wakeup_pipe()
+    wakeup = _signals.wakeup_pipe()
     for signum in handled:
         signal.signal(signum, lambda *_: None)  # seen through the pipe
     signal.pthread_sigmask(signal.SIG_SETMASK, mask - handled)
     _process.become_subreaper()
-    world = SystemWorld(app, origin, wakeup, guard_pidfd, of_the_app, mask - stopping, spawn, imported)
-    _process.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 1, 2)  # until it has a log, and never a terminal
+    leases = None if opened is None else Leases(opened, app.layout)
+    world = SystemWorld(app, origin, wakeup, guard_pidfd, of_the_app, mask - stopping, spawn, imported, leases)
+    _streams.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 1, 2)  # until it has a log, and never a terminal
     threads = [] if imported is None else _interpreter.other_threads()
     torch_refuses = spawn is None and imported is None and _interpreter.torch_refuses_fork()
     world.tell({"pid": os.getpid(), "torch_refuses_fork": torch_refuses, "threads": threads})

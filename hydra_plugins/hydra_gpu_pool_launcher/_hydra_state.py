@@ -23,8 +23,8 @@ from omegaconf import DictConfig, ListConfig
 from omegaconf.basecontainer import BaseContainer
 
 from . import _carry
-from ._model import ConfigurationError
-from ._result import described
+from ._errors import ConfigurationError
+from ._exceptions import described
 
 try:
     _policy: Any = importlib.import_module("hydra._internal.execution_policy")  # Hydra 1.4

@@ -7,7 +7,8 @@ says to show one device. ``found`` is what ``discover`` says; None: nobody can s
 from __future__ import annotations
 
 from ._cards import Gpu, Instance
-from ._model import ConfigurationError, Settings
+from ._errors import ConfigurationError
+from ._model import Settings
 from ._vendors import NAMES, READERS, Inherited, is_number
 
 

@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from . import _ddp, _interpreter, _leader, _process
+from . import _ddp, _exit_hooks, _leader, _pidfd, _process, _signals, _streams
+from ._body import Body, Result
 from ._carry import Carried, CarriedBody
+from ._errors import JobError
+from ._exceptions import described
 from ._leader import Assignment, Origin
-from ._model import Group, Job, JobError
-from ._result import Body, Result, described, save
+from ._model import Group, Job
+from ._result import save
 
 UNSAVED = signal.SIGUSR1
 """To the supervisor, from a job that cannot save its result and waits."""
@@ -45,7 +48,7 @@ def main_of_fresh(assignment: Try, carried: Carried, load: Callable[[], CarriedB
     if isinstance(body, JobError):
         body = _NotLoaded(carried.body_class, body)  # type: ignore[assignment] # its methods are the class's static ones
     assert not isinstance(body, JobError)
-    return _run_to_the_end(assignment, body, received, _interpreter.OfTheApp([], None), carried)
+    return _run_to_the_end(assignment, body, received, _exit_hooks.OfTheApp([], None), carried)
 
 
 class _NotLoaded:
@@ -63,8 +66,8 @@ class _NotLoaded:
 def _run_to_the_end(
     assignment: Try,
     body: CarriedBody,
-    received: _process.Received,
-    of_the_app: _interpreter.OfTheApp,
+    received: _signals.Received,
+    of_the_app: _exit_hooks.OfTheApp,
     carried: Carried | None,
 ) -> int:
     job_process = os.getpid()
@@ -77,17 +80,17 @@ def _run_to_the_end(
 
 
 @contextlib.contextmanager
-def _saving(received: _process.Received) -> Iterator[list[int]]:
+def _saving(received: _signals.Received) -> Iterator[list[int]]:
     """What was asked of this process so far, and still is, while its result is saved."""
     _process.raise_file_size_limit()  # whatever the job has set for itself
-    name = _process.name_of(os.getpid())
+    name = _pidfd.name_of(os.getpid())
     with _leader.undisturbed(received) as told:
         try:
             yield told
         finally:
             with contextlib.suppress(OSError):
-                _process.fill_standard()
-            if _process.name_of(os.getpid()) == SAVING:
+                _streams.fill_standard()
+            if _pidfd.name_of(os.getpid()) == SAVING:
                 _process.set_name(name or "python")
 
 
@@ -122,8 +125,8 @@ class _Circumstances:
 def _run(
     assignment: Try,
     body: CarriedBody,
-    received: _process.Received,
-    of_the_app: _interpreter.OfTheApp,
+    received: _signals.Received,
+    of_the_app: _exit_hooks.OfTheApp,
     carried: Carried | None,
 ) -> Result:
     job = assignment.job

@@ -9,9 +9,13 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO
 
 from ._files import SweepFiles, open_to_append
+
+_LONGEST_LINE = 1 << 26
+"""Bytes: well above what the kernel lets a command line have, which is the longest that is in a line."""
 
 
 @dataclass
@@ -79,7 +83,8 @@ class JournalReader:
     def new(self) -> Iterator[dict[str, Any]]:
         """The events that were appended since. A line that is not whole yet is left for the next call.
 
-        One that never became whole is passed over: its writer was killed.
+        One that never became whole is passed over: its writer was killed; and so is what cannot be ours, however long.
+        An event has a name, at ``event``; whether it is as it should be is for ``_facts`` to say.
         """
         # Where the directory was removed, the supervisor makes it anew; all that it wrote before is in the old file.
         made_anew = os.fstat(self._file.fileno()).st_nlink == 0 and os.path.exists(self.path)
@@ -95,13 +100,16 @@ class JournalReader:
         if os.fstat(self._file.fileno()).st_size < self.offset:  # somebody has cut it off
             self.offset = 0
         self._file.seek(self.offset)
-        for line in self._file:
+        for line in iter(partial(self._file.readline, _LONGEST_LINE), b""):
             if not line.endswith(b"\n"):
-                return
+                if len(line) < _LONGEST_LINE:
+                    return
+                self.offset += len(line)  # a part of something else: to wait for its end would take all memory
+                continue
             self.offset += len(line)
             try:
                 event = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            if isinstance(event, dict):
+            if isinstance(event, dict) and isinstance(event.get("event"), str):
                 yield event

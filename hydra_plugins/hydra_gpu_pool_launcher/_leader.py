@@ -11,17 +11,19 @@ import contextlib
 import io
 import os
 import signal
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from . import _carry, _interpreter, _process
+from . import _carry, _exit_hooks, _interpreter, _process, _signals, _streams
 from ._caps import LIMITS
+from ._errors import ConfigurationError, JobCrashedError, JobError
+from ._exceptions import described
 from ._files import SweepFiles
-from ._model import ConfigurationError, Job, JobCrashedError, JobError
-from ._result import described
+from ._model import Job
 from ._tail import one_line
 
 T = TypeVar("T")
@@ -68,17 +70,17 @@ class Origin:
     log: int
     close: Iterable[int]
     mask: frozenset[int]
-    handlers: Mapping[int, _process.Action]
+    handlers: Mapping[int, _signals.Action]
 
 
-def enter(assignment: Assignment, origin: Origin) -> tuple[_process.Received, _interpreter.OfTheApp]:
+def enter(assignment: Assignment, origin: Origin) -> tuple[_signals.Received, _exit_hooks.OfTheApp]:
     """Make this fork such a process: the signals that it gets from here on, and what is not its own to end."""
-    received = _process.Received()
+    received = _signals.Received()
     _lead(origin, origin.handlers)
     _use_log(origin)
     _set_title(assignment)  # before the environment is changed: the library finds the command's place in memory by it
     _see(assignment)
-    return received, _interpreter.forget_exit_hooks()
+    return received, _exit_hooks.forget_exit_hooks()
 
 
 def become_fresh(assignment: Assignment, origin: Origin, carried: int, keep: Iterable[int] = ()) -> NoReturn:
@@ -97,12 +99,12 @@ def become_fresh(assignment: Assignment, origin: Origin, carried: int, keep: Ite
     _carry.become_fresh(carried, assignment, keep, {**assignment.environ, **limits})
 
 
-def enter_fresh(assignment: Assignment, load: Callable[[], T]) -> tuple[_process.Received, T | JobError]:
+def enter_fresh(assignment: Assignment, load: Callable[[], T]) -> tuple[_signals.Received, T | JobError]:
     """The rest of ``enter``, in the fresh interpreter. ``load`` imports the app; what it gives, or why it does not.
 
     What the import registered for the exit is this process's own; it seeded its random numbers, or nobody did.
     """
-    received = _process.Received()  # from here on: an interrupt during the import is one, too
+    received = _signals.Received()  # from here on: an interrupt during the import is one, too
     _use_standard_streams()
     _set_title(assignment)
     loaded: T | JobError
@@ -154,7 +156,7 @@ def call(job: Job, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -
 
 
 @contextlib.contextmanager
-def undisturbed(received: _process.Received) -> Iterator[list[int]]:
+def undisturbed(received: _signals.Received) -> Iterator[list[int]]:
     """What was asked of this process so far, and still is: signals that would tear the saving of a result apart.
 
     Frees the descriptors of ``received``: the user's may be used up, and the files of a result need one.
@@ -168,27 +170,42 @@ def undisturbed(received: _process.Received) -> Iterator[list[int]]:
             signal.signal(signum, signal.SIG_DFL if action is None else action)
 
 
-def end(error: Exception | None, of_the_app: _interpreter.OfTheApp, *, printed: bool = False) -> int:
+def end(error: Exception | None, of_the_app: _exit_hooks.OfTheApp, *, printed: bool = False) -> int:
     """What an interpreter does when it ends, with this error or without; the exit code of the process.
 
     ``printed``: the error stands in the log already.
     """
     if error is not None and not (printed and sys.excepthook is sys.__excepthook__):
         _call_excepthook(error)
-    _interpreter.run_exit_hooks(of_the_app)
-    _process.flush_streams()
+    _exit_hooks.run_exit_hooks(of_the_app)
+    _streams.flush_streams()
     return 0 if error is None else 1
 
 
 def _call_excepthook(error: Exception) -> None:
     """As the interpreter does at an uncaught exception; the hook is the user's, and what it raises changes nothing."""
+    with contextlib.suppress(Exception):  # the job's own streams
+        _begin_a_line()
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except BaseException:
         traceback.print_exc()
 
 
-def _lead(origin: Origin, handlers: Mapping[int, _process.Action]) -> None:
+def _begin_a_line() -> None:
+    """Where the last of the log is a progress bar, which has ended none: a traceback would go on in it."""
+    _streams.flush_streams()
+    with open("/proc/self/fd/2", "rb", buffering=0, opener=_without_waiting) as log:
+        found = os.fstat(log.fileno())
+        if stat.S_ISREG(found.st_mode) and found.st_size and os.pread(log.fileno(), 1, found.st_size - 1) != b"\n":
+            os.write(2, b"\n")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _lead(origin: Origin, handlers: Mapping[int, _signals.Action]) -> None:
     """A session of its own, so that a signal to "its" group meets nobody else; then signals as in a new process.
 
     The app's handlers for what ends processes are for main, and not for it; those for other signals are as they were.
@@ -200,7 +217,7 @@ def _lead(origin: Origin, handlers: Mapping[int, _process.Action]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, origin.mask)
 
 
-def _use_default_handlers(handlers: Mapping[int, _process.Action]) -> None:
+def _use_default_handlers(handlers: Mapping[int, _signals.Action]) -> None:
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
@@ -215,14 +232,14 @@ def _use_log(origin: Origin) -> None:
     """
     for fd in origin.close:
         os.close(fd)
-    _process.redirect(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
-    _process.redirect(origin.log, 1, 2)
+    _streams.redirect(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
+    _streams.redirect(origin.log, 1, 2)
     _use_standard_streams()
 
 
 def _use_standard_streams() -> None:
     """Python's and C's own on descriptors 0 to 2, and a traceback there of what no handler sees."""
-    _process.unbuffer_c_streams()
+    _streams.unbuffer_c_streams()
     _inherited_streams.extend((sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__))
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, closefd=False))  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _unbuffered(1)  # type: ignore[misc]

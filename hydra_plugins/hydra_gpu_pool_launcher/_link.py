@@ -14,12 +14,13 @@ import os
 import signal
 import socket
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import _interpreter, _process
+from . import _descriptors, _interpreter, _pidfd, _process, _streams
+from ._errors import ConfigurationError, GpuPoolError
 from ._guard import Fresh, be_guard
-from ._model import ConfigurationError, GpuPoolError
 from ._world import App, Origin
 
 
@@ -61,13 +62,13 @@ class Link:
     def wake(self) -> None:
         """Whoever has suspended guard or supervisor (SIGSTOP): main waits for their ends, and they go on for it."""
         for pid, pidfd in ((self.guard, self.guard_pidfd), (self.ready.get("pid"), self.supervisor_pidfd)):
-            if pid is not None and pidfd is not None and not _process.wait_readable([pidfd], 0):
+            if pid is not None and pidfd is not None and not _descriptors.wait_readable([pidfd], 0):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     _process.send_signal(pid, signal.SIGCONT)
 
     def gone(self) -> bool:
         """True when the supervisor is."""
-        return bool(_process.wait_readable([self.lifeline], 0))
+        return bool(_descriptors.wait_readable([self.lifeline], 0))
 
     def send(self, message: dict[str, Any]) -> None:
         """One line to the supervisor; nothing happens where it is gone.
@@ -88,9 +89,9 @@ class Link:
     def _send_some(self) -> None:
         line = self._unsent[0]
         try:
-            sent = _process.send(self.channel, line)
+            sent = _descriptors.send(self.channel, line)
         except BlockingIOError:
-            if not _process.wait_writable(self.channel, unless_readable=self.lifeline):
+            if not _descriptors.wait_writable(self.channel, unless_readable=self.lifeline):
                 raise BrokenPipeError from None
             return
         if sent < len(line):
@@ -110,14 +111,15 @@ class Link:
         """The next of those that have come; None: no more. Does not block."""
         return self._messages.popleft() if self._messages else None
 
-    def receive(self, timeout: float | None = None) -> bool:
+    def receive(self, timeout: float | None = None, unless_writable: Sequence[int] = ()) -> bool:
         """Block until something has come, a message or a doorbell; False: the other side is gone.
 
-        ``timeout``: seconds after which to return True although nothing has come.
+        ``timeout``: seconds after which to return True although nothing has come. ``unless_writable``: descriptors by
+        which to do so as well.
         """
         while True:
-            ready = _process.wait_readable([self.channel, self.lifeline], timeout)
-            if not ready:
+            ready = _descriptors.wait_readable([self.channel, self.lifeline], timeout, unless_writable)
+            if not {self.channel, self.lifeline}.intersection(ready):
                 return True
             if self.channel in ready:
                 try:
@@ -131,7 +133,7 @@ class Link:
                 if lines:
                     return True
                 if not got:
-                    _process.wait_readable([self.lifeline])
+                    _descriptors.wait_readable([self.lifeline])
             if self.lifeline in ready:
                 return False
 
@@ -139,19 +141,20 @@ class Link:
 def start(app: App, fresh: Fresh | None = None) -> Link:
     """Fork the guard, which forks the supervisor; returns when the latter serves, or has said why it does not.
 
-    Raises ConfigurationError where the system refuses a process, and SupervisorGoneError where one ends at once.
+    Raises ConfigurationError where the system refuses a process, or the supervisor says why it does not serve, and
+    SupervisorGoneError where one ends at once.
     """
     _close_the_unclosed()
     try:
-        ours, theirs = (_process.beyond_standard(end.detach()) for end in socket.socketpair())
+        ours, theirs = (_streams.beyond_standard(end.detach()) for end in socket.socketpair())
         # Taken here: the guard could only hope that the pid is still main's.
-        main_pidfd = _process.beyond_standard(_process.pidfd_open(os.getpid()))
+        main_pidfd = _streams.beyond_standard(_pidfd.pidfd_open(os.getpid()))
     except OSError as error:
         raise ConfigurationError(f"gpu_pool cannot start: {error.strerror} (see ulimit -n).") from error
     for end in (ours, theirs):
         os.set_blocking(end, False)
     origin = Origin(os.getpid(), main_pidfd, theirs, _interpreter.random_state(), frozenset({ours, *_open}))
-    _process.flush_streams()
+    _streams.flush_streams()
     _interpreter.pause_openmp()
     try:
         guard = _process.fork(lambda mask: be_guard(app, origin, mask, fresh), around=_interpreter.quiet_logging())
@@ -163,7 +166,7 @@ def start(app: App, fresh: Fresh | None = None) -> Link:
     finally:
         os.close(theirs)
         os.close(main_pidfd)
-    link = Link(guard, _process.pidfd_open(guard), ours)
+    link = Link(guard, _pidfd.pidfd_open(guard), ours)
     _open.update({link.guard_pidfd, ours})
     ready = None
     try:
@@ -178,10 +181,13 @@ def start(app: App, fresh: Fresh | None = None) -> Link:
             "The supervisor ended while it started: killed by somebody, or by a fault of gpu_pool that it printed."
         )
     link.ready = ready
+    if "refused" in ready:
+        close(link, os.getpid())
+        raise ConfigurationError(ready["refused"])
     if "pid" not in link.ready:
         return link  # it is gone, or about to be
     with contextlib.suppress(ProcessLookupError):  # gone again already: the guard's end will tell
-        link.supervisor_pidfd = _process.pidfd_open(link.ready["pid"])
+        link.supervisor_pidfd = _pidfd.pidfd_open(link.ready["pid"])
         _open.add(link.supervisor_pidfd)
     return link
 
@@ -193,14 +199,14 @@ def close(link: Link, owner: int) -> None:
     link.wake()
     link.send({"close": True})
     _unclosed.append(link)
-    _process.wait_readable([link.guard_pidfd])
-    _process.wait_readable([link.lifeline])  # where the guard was killed, the supervisor ends later
+    _descriptors.wait_readable([link.guard_pidfd])
+    _descriptors.wait_readable([link.lifeline])  # where the guard was killed, the supervisor ends later
     _let_go(link)
 
 
 def _close_the_unclosed() -> None:
     for link in list(_unclosed):
-        if _process.wait_readable([link.guard_pidfd], 0) and link.gone():
+        if _descriptors.wait_readable([link.guard_pidfd], 0) and link.gone():
             _let_go(link)
 
 

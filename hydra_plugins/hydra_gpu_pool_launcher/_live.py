@@ -11,6 +11,7 @@ from typing import Any, Literal, TextIO
 
 from . import _tail
 from ._files import SweepFiles
+from ._outlet import Streams
 from ._screen import Screen, is_terminal
 from ._table import Line, overview, rows
 from ._view import JobView, State, View
@@ -44,13 +45,15 @@ def terminal(progress: Literal["auto", "live", "log", "none"]) -> TextIO | None:
 class Live:
     """The table, from ``begin`` to ``close``, both of which may be called again. ``where``: what names the sweep.
 
-    ``view``: of the whole sweep, to which ``take`` adds. The methods raise OSError where the terminal is gone.
+    ``view``: of the whole sweep, to which ``take`` adds. ``streams``: what else is printed. The methods raise OSError
+    where the terminal is gone.
     """
 
     stream: TextIO
     files: SweepFiles
     where: str
     view: View
+    streams: Streams = field(default_factory=Streams)
     _screen: Screen | None = None
     _next: float = 0.0
     _last_lines: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
@@ -58,7 +61,7 @@ class Live:
     def begin(self) -> None:
         """From here on, lines go by above it."""
         if self._screen is None:
-            self._screen = Screen(self.stream)
+            self._screen = Screen(self.stream, self.streams)
             self._screen.capture()
 
     def take(self, event: Mapping[str, Any]) -> None:

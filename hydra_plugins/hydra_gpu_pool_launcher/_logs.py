@@ -11,13 +11,12 @@ import contextlib
 import os
 import re
 import shutil
-import stat
 import sys
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
-from . import _process
-from ._files import SweepFiles
+from . import _descriptors, _inotify
+from ._files import SweepFiles, open_file
 from ._outside import Refused, Standing, WatchedSweep, named, over, shown
 from ._table import cut
 from ._tail import as_seen
@@ -139,8 +138,8 @@ def _path(files: SweepFiles, num: int, rank: int | None) -> str:
 
 
 def _follow(sweep: WatchedSweep, num: int, log: _Log, to: Sink) -> None:
-    reader_of_ours = _process.pipe_behind(1)
-    with _process.Changes() as changes:
+    reader_of_ours = _descriptors.pipe_behind(1)
+    with _inotify.Changes() as changes:
         while True:
             changes.watch(sweep.files.root)
             changes.watch(os.path.dirname(log.path))
@@ -186,22 +185,18 @@ class _Log:
 
     def _open(self) -> bool:
         try:
-            # Not blocked by what is no file: a pipe of that name would wait for its other end.
-            file = open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)  # noqa: SIM115
+            file = open(open_file(self.path), "rb", buffering=0)  # noqa: SIM115
         except FileNotFoundError:
             return False
         except OSError as error:
             raise Refused(f"{shown(self.path)} cannot be read: {error.strerror}") from None
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            file.close()
-            raise Refused(f"{shown(self.path)} is no file")
         self._file, self.found = file, True
         return True
 
     def _is_another(self) -> bool:
         assert self._file is not None
         try:
-            return not os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
+            return not os.path.samestat(os.lstat(self.path), os.fstat(self._file.fileno()))
         except OSError:
             return False  # moved aside, and the next one is not there yet; or the directory was removed
 

@@ -16,11 +16,13 @@ from typing import Literal
 
 from . import _cards, _sysfs, _vendors
 from ._cards import Gpu
-from ._model import ConfigurationError, Vendor
+from ._errors import ConfigurationError
+from ._model import Layout, Vendor
 
 ASK_S = 30.0  # a driver in trouble makes nvidia-smi hang, for ever if need be
 NVIDIACTL = "/dev/nvidiactl"  # there as soon as the driver is
 MPS_PIPES = "/tmp/nvidia-mps"
+FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the same on every Linux
 OWN_CGROUP = "/proc/self/cgroup"
 CGROUP_ROOT = "/sys/fs/cgroup"
 
@@ -85,6 +87,24 @@ def _asked(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
 
 def _smi(environ: Mapping[str, str]) -> str | None:
     return shutil.which("nvidia-smi", path=environ.get("PATH"))
+
+
+def driver(layout: Layout) -> tuple[str, ...] | None:
+    """The command that asks the driver for these devices' memory; None: it does not know them, or there is none."""
+    if layout.vendor != "nvidia" or not any(device.uuid for device in layout.devices):
+        return None
+    try:
+        return tuple(_cards.command(_cards.folder_of_pynvml()))
+    except _cards.NoAnswer:
+        return None
+
+
+def in_first_pid_namespace() -> bool:
+    """Whether the pids that the driver tells are those by which this process knows others: not in most containers."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == FIRST_PID_NAMESPACE
+    except OSError:
+        return False
 
 
 def mps(environ: Mapping[str, str]) -> bool:

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _reimport, _torchrun
+from ._body import Call, PlainBody, Result
 from ._display import display
+from ._errors import ConfigurationError, JobCancelledError
 from ._files import SweepFiles
 from ._interpreter import environ_for_jobs
-from ._model import ConfigurationError, Job, JobCancelledError, Status
-from ._pool import Request
-from ._process import require_pidfd
-from ._result import Call, PlainBody, Result
+from ._model import Job, Status
+from ._pidfd import require_pidfd
+from ._requests import Request
 from ._settings import checked, shown
-from ._supervisor import settle, with_remote_traceback
+from ._settled import settle, with_remote_traceback
 from ._sweep import choose_slots, start_supervisor, working_directory
 
 _temporary: list[tempfile.TemporaryDirectory[str]] = []  # kept for the outcomes' logs, which outlive their pool

@@ -7,6 +7,7 @@ import re
 from datetime import datetime
 
 from ._results import LOST, Cell
+from ._tail import CONTROLS, ESCAPES
 from ._view import State
 
 WORDS = {
@@ -20,16 +21,8 @@ WORDS = {
 }
 """States as they are shown, in the order of the legend; also the CSS classes of their colours."""
 
-_CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]"
-)
-_ESCAPES = re.compile(
-    "\x1b\\[[0-?]*[ -/]*[@-~]"  # colours, the cursor
-    "|\x1b\\][^\x07\x1b\n]*(?:\x07|\x1b\\\\)?"  # titles, links
-    "|\x1b[PX^_][^\x1b\n]*(?:\x1b\\\\)?"
-    "|\x1b[ -/]*[0-~]"
-)
-_TAIL_LINES, _LINE_LENGTH = 40, 400
+_CONTROL = re.compile(CONTROLS)
+_LINE_LENGTH = 400
 
 
 def escaped(text: str, longest: int = 300) -> str:
@@ -50,15 +43,15 @@ def cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def plain(tail: str) -> str:
-    """The last lines of a log, as a terminal would have them in the end, without its colours."""
+def plain(log: str) -> list[str]:
+    """The lines of a log, as a terminal would have them in the end, without its colours."""
     lines = []
-    for line in _ESCAPES.sub("", tail).split("\n"):
+    for line in ESCAPES.sub("", log).split("\n"):
         written = [part for part in line.split("\r") if part.strip()]  # a progress bar writes over itself
         lines.append(_CONTROL.sub(_picture, cut(written[-1], _LINE_LENGTH)) if written else "")
     while lines and not lines[-1]:
         lines.pop()
-    return "\n".join(lines[-_TAIL_LINES:])
+    return lines
 
 
 def span(seconds: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The values and errors that all rooms share: frozen dataclasses, enums, exceptions. No I/O, no clock.
+"""The values that all rooms share: frozen dataclasses and enums. No I/O, no clock.
 
 The words are those of the field: a *job* is one point of the sweep, a *try* one process that runs it, a *slot* room for
 one job at a time on one *device*, an *outcome* how a job ended.
@@ -9,66 +9,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from hydra.errors import CompactHydraException
-
-
-class GpuPoolError(Exception):
-    """Whatever gpu_pool itself has to say, as opposed to an exception of the user's task."""
-
-
-class ConfigurationError(GpuPoolError, CompactHydraException):
-    """What was asked for cannot be kept; nothing was started.
-
-    Hydra shows a CompactHydraException as its sentence alone, without a stack of its own frames.
-    """
-
-
-class JobError(GpuPoolError):
-    """A job ended without a result of its own: the common ground of the four kinds below.
-
-    Attributes: ``job`` (its number), ``overrides`` (what it was started with), ``why`` (one sentence). They are also
-    ``args``, in this order, so that the error pickles.
-    """
-
-    def __init__(self, job: int, overrides: tuple[str, ...], why: str) -> None:
-        super().__init__(job, overrides, why)
-        self.job = job
-        self.overrides = overrides
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"{Job(self.job, self.overrides)} {self.why}"
-
-
-class JobCrashedError(JobError):
-    """The job's process was ended by a signal that nobody sent on purpose, or by an exit code of its own."""
-
-
-class JobTimeoutError(JobError):
-    """The job was stopped because one of its tries took longer than ``timeout_min``."""
-
-
-class JobCancelledError(JobError):
-    """The job was stopped, or never started, because somebody or something asked for it."""
-
-
-class JobLostError(JobError):
-    """What became of the job cannot be known: its process cannot be started, reaped or asked any more."""
-
-
-JOB_ERRORS: dict[str, type[JobError]] = {
-    error.__name__: error for error in (JobError, JobCrashedError, JobTimeoutError, JobCancelledError, JobLostError)
-}
-"""By the name that the journal has for them."""
-
-
-class RemoteTraceback(Exception):
-    """The traceback of an exception from a job's process, as text: the ``__cause__`` of that exception in main."""
-
-    def __str__(self) -> str:
-        where = self.args[1] if len(self.args) > 1 else "the job's process"
-        return f"in {where}:\n\n{self.args[0]}"
 
 
 class Status(str, enum.Enum):
@@ -240,6 +180,8 @@ class Policy:
     """How jobs are treated, whatever they are: the keys of these names that the schedule decides by, in seconds.
 
     ``retry_on``: the values of the Causes after which a job has one of its ``max_retries`` further tries.
+    ``min_free``: bytes of a GPU's memory, below which no job starts there. ``settle_s``: how long the memory of an
+    ended job is given to come back; 0 where no driver can be asked for it.
     """
 
     kill_grace_s: float
@@ -248,6 +190,8 @@ class Policy:
     max_retries: int = 0
     retry_on: frozenset[str] = frozenset()
     fail_fast: bool = False
+    min_free: int | None = None
+    settle_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -283,7 +227,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended, decided once. ``error_type`` names a class of this module unless the task raised it itself."""
+    """How a job ended, decided once. ``error_type`` names a class of ``_errors`` unless the task raised it itself."""
 
     status: Status
     cause: Cause
@@ -291,151 +235,3 @@ class Outcome:
     error_text: str | None = None
     value: Any = None
     by_itself: bool = False  # return.pickle holds what it returned or raised
-
-
-# --- events: what the world tells the schedule ---
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """New jobs, in the order in which they are to start."""
-
-    jobs: tuple[Job, ...]
-
-
-@dataclass(frozen=True)
-class StartRefused:
-    """The job could not be started; ``for_now``: it may be later (too many processes, too little memory)."""
-
-    num: int
-    why: str
-    for_now: bool
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The job's own process is gone; what it left behind is being ended."""
-
-    num: int
-
-
-@dataclass(frozen=True)
-class Gone:
-    """The job's whole tree is gone and reaped."""
-
-    num: int
-    exit: Exit
-    report: Report | None
-
-
-@dataclass(frozen=True)
-class Returned:
-    """The answer to Interrupt or Kill where the job's own outcome was on disk before it: that outcome counts."""
-
-    num: int
-
-
-@dataclass(frozen=True)
-class Saving:
-    """The answer to Interrupt where the job has finished, and waits for a disk that does not take its result."""
-
-    num: int
-
-
-@dataclass(frozen=True)
-class Abandoned:
-    """The answer to Abandon, with what the job had to say before it got stuck."""
-
-    num: int
-    report: Report | None
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Everything is to end: politely with ``signum`` first, or at once where ``signum`` is SIGKILL."""
-
-    why: str
-    signum: int
-
-
-CANCELLED_BY_HAND = "somebody cancelled it by hand"
-"""Why, of a job that is stopped alone because somebody has asked for it."""
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """One job is to end, whether it runs or waits; the others go on."""
-
-    num: int
-    why: str
-
-
-@dataclass(frozen=True)
-class Held:
-    """Nothing may start for now: it could not be recorded."""
-
-
-@dataclass(frozen=True)
-class Released:
-    """Jobs may start again."""
-
-
-Event = Submitted | StartRefused | Returned | Saving | Ending | Gone | Abandoned | Stop | Cancel | Held | Released
-
-
-# --- commands: what the schedule wants done, in this order ---
-
-
-@dataclass(frozen=True)
-class Start:
-    """Fork try number ``attempt`` (from 1) of the job onto these slots: one of each of its devices, or all of them."""
-
-    job: Job
-    attempt: int
-    slots: tuple[Slot, ...]
-
-
-@dataclass(frozen=True)
-class Interrupt:
-    """Journal why, then send the signal to the job's process. Answered by Returned where it had ended by itself."""
-
-    num: int
-    why: str
-    signum: int
-    cause: Cause = Cause.CANCELLED
-
-
-@dataclass(frozen=True)
-class Kill:
-    """SIGKILL to all that the job started, journalled like Interrupt where that did not come before."""
-
-    num: int
-    why: str
-
-
-@dataclass(frozen=True)
-class Abandon:
-    """Wait no longer for this job's processes: they cannot be killed. Answered by Abandoned."""
-
-    num: int
-
-
-@dataclass(frozen=True)
-class End:
-    """The job is over: journal it."""
-
-    job: Job
-    attempt: int
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
-class Retry:
-    """The try is over, and the job will have another one: journal how this one ended."""
-
-    job: Job
-    attempt: int
-    outcome: Outcome
-
-
-Command = Start | Interrupt | Kill | Abandon | End | Retry

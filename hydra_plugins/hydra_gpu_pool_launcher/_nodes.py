@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from ._model import GpuPoolError
+from ._errors import GpuPoolError
 
 BEAT_S = 1.0
 """Between two signs of life."""

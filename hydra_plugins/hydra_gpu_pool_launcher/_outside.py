@@ -11,13 +11,15 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import _process, _returns, _verdict
+from . import _descriptors, _pidfd, _returns, _verdict
+from ._errors import GpuPoolError
+from ._facts import DamagedEventError, is_amount, sound
 from ._files import SweepFiles
 from ._journal import JournalReader
-from ._model import GpuPoolError, Outcome
+from ._model import Outcome
 from ._tail import one_line
 from ._view import JobView, Launch, View
 
@@ -83,7 +85,7 @@ class WatchedSweep:
         self._take()
         if not self._alive() and not self.view.done:
             self._take()  # what it wrote between the first reading and its end
-        self.standing = standing(self.view, os.uname().nodename, _process.boot_id(), self._alive())
+        self.standing = standing(self.view, os.uname().nodename, _pidfd.boot_id(), self._alive())
 
     def close(self) -> None:
         """Let go of its journal and of its supervisor."""
@@ -134,21 +136,20 @@ class WatchedSweep:
         assert self._reader is not None
         before = self.view.launch
         try:
-            self.view.take(self._reader.new())
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            why = one_line(f"{type(error).__name__}: {error}")
-            raise Refused(f"{shown(self._reader.path)} is damaged, or another version's ({why})") from None
+            self.view.take(sound(self._reader.new()))
+        except DamagedEventError as error:
+            raise Refused(f"{shown(self._reader.path)} is damaged, or another version's ({error})") from None
         if self.view.launch is not before:
             self._use(self.view.launch)
 
     def _use(self, launch: Launch | None) -> None:
         if self._pidfd is not None:
             os.close(self._pidfd)
-        here = launch is not None and (launch.host, launch.boot) == (os.uname().nodename, _process.boot_id())
-        self._pidfd = _process.find(launch.supervisor, launch.started) if launch is not None and here else None
+        here = launch is not None and (launch.host, launch.boot) == (os.uname().nodename, _pidfd.boot_id())
+        self._pidfd = _pidfd.find(launch.supervisor, launch.started) if launch is not None and here else None
 
     def _alive(self) -> bool:
-        return self._pidfd is not None and not _process.wait_readable([self._pidfd], 0)
+        return self._pidfd is not None and not _descriptors.wait_readable([self._pidfd], 0)
 
 
 class NoSweep(Refused):
@@ -190,32 +191,32 @@ def _end(job: JobView, outcome: Outcome, at: float) -> dict[str, Any]:
 
 
 def _touched(path: str) -> float:
+    """When the file was written last; 0.0 where there is none, or it has a time that no calendar has."""
     try:
-        return os.stat(path).st_mtime
+        at = os.lstat(path).st_mtime
     except OSError:
         return 0.0
+    return at if is_amount(at) else 0.0
 
 
 def resume_command(launch: Launch, files: SweepFiles) -> str | None:
-    """What to type to go on with this sweep, from anywhere; None where it cannot be told that it was Hydra's.
+    """What to type to go on with this sweep, from anywhere; None where no command does, or none that is known."""
+    from ._again import command_to_resume, overrides_in
 
-    A map of GpuPool has no resume.
-    """
-    command = list(launch.command)
-    of_hydra = any(part.startswith(("hydra/", "hydra.")) or part == "--multirun" for part in command)
-    if not of_hydra and not os.path.exists(os.path.join(files.sweep_dir, "multirun.yaml")):  # its basic sweeper's
-        return None
-    command = [part for part in command if not part.startswith(("hydra.launcher.resume=", "hydra.sweep.dir="))]
-    command += [f"hydra.sweep.dir={_for_hydra(files.sweep_dir)}", "hydra.launcher.resume=true"]
-    text = shlex.join(command)
-    return one_line(text if os.getcwd() == launch.cwd else f"cd {shlex.quote(launch.cwd)} && {text}")
+    given: Sequence[str] | None = launch.given
+    if not launch.says_given and _seems_hydras(launch, files):
+        given = overrides_in(launch.command)
+    text = command_to_resume(launch.command, given, files.sweep_dir)
+    if text is None or os.getcwd() == launch.cwd:
+        return text
+    there = shlex.quote(launch.cwd)
+    return f"cd {there} && {text}" if one_line(there) == there else None
 
 
-def _for_hydra(path: str) -> str:
-    """A path as the value of an override: Hydra's grammar takes few characters without quotes."""
-    if re.fullmatch(r"[\w/.+@:-]+", path, re.ASCII):
-        return path
-    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", path) + "'"
+def _seems_hydras(launch: Launch, files: SweepFiles) -> bool:
+    """For a journal that does not say so; Hydra's basic sweeper leaves a file."""
+    words = (part.startswith(("hydra/", "hydra.")) or part == "--multirun" for part in launch.command)
+    return any(words) or os.path.exists(os.path.join(files.sweep_dir, "multirun.yaml"))
 
 
 def shown(path: str) -> str:

@@ -12,12 +12,13 @@ import base64
 import hashlib
 import html
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ._alike import alike
+from ._excerpt import excerpt
 from ._markup import WORDS, counted, escaped, grouped, moment, percent, plain, span
 from ._results import LOST, error_line, log_of, results, status
 from ._sheet import Sheet
@@ -29,14 +30,16 @@ _JS = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 
 _TAILS_BYTES = 300_000
 _MOST_FAILURES = 30
+_MOST_LINES = 40
 _MOST_NAMED = 12
 
 
 def page(view: View, tails: Mapping[int, str], now: float, *, name: str = "", over: bool = False) -> str:
     """The page, at this time. ``name``: what the sweep is called; ``over``: nothing runs, whatever the journal says.
 
-    ``tails``: of the jobs that ``to_be_told`` names, the last of what they printed, as it is in their logs; the page
-    links to these as from the sweep's directory. Of more than some thousands of jobs it shows what it can, and says so.
+    ``tails``: of the jobs that ``to_be_told`` names, the last of what they printed, as it is in their logs. The page
+    shows what of that tells why they failed, and links to the logs as from the sweep's directory. Of more than some
+    thousands of jobs it shows what it can, and says so.
     """
     live = not (view.done or over)
     sheet = Sheet.of(results(view, over=not live))
@@ -136,12 +139,7 @@ def _length(view: View, upto: float) -> float | None:
 
 def _alike(view: View, over: bool) -> list[list[JobView]]:
     """The jobs that failed, those together that failed in the same way; the largest group first."""
-    groups: dict[tuple[str, str], list[JobView]] = {}
-    for job in view.in_order():
-        if status(job, over) in {State.FAILED.value, LOST}:
-            text = re.sub(r"\d+", "0", _said(job, 200))  # addresses, sizes, steps
-            groups.setdefault((job.cause.value if job.cause else LOST, text), []).append(job)
-    return sorted(groups.values(), key=len, reverse=True)
+    return alike(job for job in view.in_order() if status(job, over) in {State.FAILED.value, LOST})
 
 
 def to_be_told(view: View, *, over: bool = False) -> list[int]:
@@ -150,43 +148,47 @@ def to_be_told(view: View, *, over: bool = False) -> list[int]:
 
 
 def _said(job: JobView, longest: int) -> str:
-    return error_line(job, longest) or ("nothing is known of its end" if not job.state.over else "no reason is known")
+    return error_line(job.error_type, job.error_text, longest) or (
+        "nothing is known of its end" if not job.state.over else "no reason is known"
+    )
 
 
 def _failures(view: View, tails: Mapping[int, str], over: bool) -> str:
-    """Each way to fail: what was said, which jobs, and the end of one log; none where no job failed."""
+    """Each way to fail: what was said, which jobs, where, and what one log says of it; none where no job failed."""
     groups = _alike(view, over)
     if not groups:
         return ""
     left, items = _TAILS_BYTES, []
-    for place, jobs in enumerate(groups[:_MOST_FAILURES]):
-        tail = _within(plain(tails.get(jobs[0].job.num, "")), left // 2)
+    for nth, jobs in enumerate(groups[:_MOST_FAILURES]):
+        told = excerpt(plain(tails.get(jobs[0].job.num, "")), jobs[0], _MOST_LINES)
+        tail = _within(told.whole(), left // 2)
         left -= len(tail.encode())
-        items.append(_failure(jobs, tail, unfolded=place < 3))
+        items.append(_failure(jobs, told.place, tail, unfolded=nth < 3))
     rest = sum(map(len, groups[_MOST_FAILURES:]))
     note = f'<p class="note">{counted(rest, "more job")} failed in other ways</p>' if rest else ""
     return f'<section id="failures"><h2>Failures</h2><ol class="failures">{"".join(items)}</ol>{note}</section>'
 
 
-def _failure(jobs: Sequence[JobView], tail: str, unfolded: bool) -> str:
+def _failure(jobs: Sequence[JobView], place: str | None, tail: str, unfolded: bool) -> str:
     first = jobs[0]
     links = ", ".join(f'<a href="#j{job.job.num}">{job.job.num}</a>' for job in jobs[:_MOST_NAMED])
     more = f" and {grouped(len(jobs) - _MOST_NAMED)} more" if len(jobs) > _MOST_NAMED else ""
     facts = [first.cause.value if first.cause else "lost", f"job{'s' if len(jobs) > 1 else ''} {links}{more}"]
     facts += [escaped(" ".join(first.job.overrides), 200)] if first.job.overrides else []
+    facts += [escaped(place, 200)] if place else []
     path = log_of(first)
     link = f'<a href="{path}">{path}</a>'
     log = f'<p class="note">{f"its log is {link}" if path else "it was not started"}</p>'
     if tail:
-        summary = f"<summary>the end of {link}</summary>"
+        summary = f"<summary>from {link}</summary>"
         log = f'<details{" open" if unfolded else ""}>{summary}<pre tabindex="0">{tail}</pre></details>'
     what = escaped(_said(first, 400), 400)
     return f'<li><p><b>{what}</b></p><p class="note">{" · ".join(facts)}</p>{log}</li>'
 
 
-def _within(text: str, most: int) -> str:
+def _within(told: Sequence[str], most: int) -> str:
     """As many of its last lines as fit into so many bytes of HTML."""
-    lines = [html.escape(line).encode("utf-8", "replace").decode("utf-8") for line in text.split("\n")]
+    lines = [html.escape(line).encode("utf-8", "replace").decode("utf-8") for line in told]
     while lines and sum(len(line.encode()) + 1 for line in lines) > most:
         lines.pop(0)
     return "\n".join(lines)

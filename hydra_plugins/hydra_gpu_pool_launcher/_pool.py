@@ -10,120 +10,41 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
-from ._files import SweepFiles
-from ._model import (
+from ._errors import ConfigurationError
+from ._events import (
     Abandon,
     Abandoned,
     Cancel,
-    Cause,
     Command,
-    ConfigurationError,
     End,
     Ending,
     Event,
-    Exit,
+    Freed,
     Gone,
     Held,
     Interrupt,
-    Job,
     Kill,
+    Look,
+    Measured,
     Released,
-    Report,
     Retry,
     Returned,
     Saving,
+    Scarce,
     Start,
     StartRefused,
     Stop,
     Submitted,
+    Taken,
 )
-from ._process import is_of_the_disk, is_refusal
-from ._resume import Earlier
+from ._files import is_of_the_disk
+from ._model import Cause, Exit
+from ._process import is_refusal
+from ._requests import Close, Request
 from ._schedule import Schedule
-
-
-@dataclass(frozen=True)
-class Request:
-    """What main asks for in one launch. The app itself is not in it: the supervisor was forked with it."""
-
-    jobs: tuple[Job, ...]
-    files: SweepFiles
-    environ: Mapping[str, str]
-    cwd: str
-    fresh: bool  # the first launch of a sweep: what an earlier sweep left in the directory is moved aside
-    resume: bool = False  # what completed in an earlier sweep is not run again
-    command: tuple[str, ...] = ()  # that started main
-
-
-@dataclass(frozen=True)
-class Close:
-    """No request will come any more."""
-
-
-@dataclass(frozen=True)
-class Died:
-    """The job's whole tree is gone and reaped."""
-
-    num: int
-    exit: Exit
-
-
-class World(Protocol):
-    """What the loop needs of the system. Only ``wait`` blocks."""
-
-    def now(self) -> float:
-        """Seconds of the monotonic clock."""
-
-    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died]:
-        """What happened; empty when the deadline passed before anything did."""
-
-    def open(self, request: Request) -> Earlier | None:
-        """Take the sweep directory and begin its journal; what is taken over from earlier sweeps, where that is asked.
-
-        Raises ConfigurationError where it cannot be had.
-        """
-
-    def refuse(self, why: str) -> None:
-        """Tell main that the request is not carried out."""
-
-    def record(self, event: str, **facts: Any) -> None:
-        """A line in the journal, or one that it is owed, while it cannot be written. Never raises OSError."""
-
-    def blocked(self) -> str | None:
-        """Why nothing can be recorded for now; None where it can. What the journal is owed is tried again before."""
-
-    def warn(self, text: str) -> None:
-        """A line for the person at the other end, who cannot read it in the journal; never blocks."""
-
-    def leave(self) -> None:
-        """Tell main that the launch is over, although the journal does not say so; never blocks."""
-
-    def ring(self) -> None:
-        """Tell main that there is something new in the journal; never blocks."""
-
-    def start(self, start: Start) -> int:
-        """Fork the job; its pid. Raises OSError where the system, or the disk, refuses."""
-
-    def signal(self, num: int, signum: int) -> None:
-        """Send a signal to the job's process."""
-
-    def saving(self, num: int) -> bool:
-        """True where the job has finished, and only waits until its result can be saved."""
-
-    def kill(self, num: int) -> None:
-        """SIGKILL to all of the job."""
-
-    def abandon(self, num: int) -> None:
-        """Wait no longer for what is left of the job."""
-
-    def report(self, num: int) -> Report | None:
-        """What the job has said of itself on disk."""
-
-    def set_aside(self, num: int) -> None:
-        """Take what a stopped job saved out of the place of results."""
-
+from ._system import Died, Happening, World
 
 LOOK_AGAIN_S = 1.0
 """Between two looks at a disk that cannot be written: nothing tells when it can."""
@@ -151,6 +72,7 @@ class Pool:
     _closing: bool = False
     _held: bool = False  # nothing is started
     _warned: bool = False  # and a person knows
+    _told: set[int] = field(default_factory=set)  # devices of which it was said, in this launch, that others have them
 
     def serve(self) -> None:
         """Block until there is nothing left to do and nothing can come any more."""
@@ -160,6 +82,7 @@ class Pool:
                 self._take(event)
             self._look_at_the_disk()
             self._carry_out(self.schedule.tick(self.world.now()))
+            self._line_up()
             if self._launching and self.schedule.idle:
                 self._launching = False
                 self.world.record("done")
@@ -179,6 +102,19 @@ class Pool:
             self._held = False
             self._tell(Released())
 
+    def _line_up(self) -> None:
+        """Wait for what others have, and what is wanted, if anything is."""
+        waiting = self.schedule.waiting(self.world.now())
+        while self.world.wait_for(waiting.slots):
+            self._tell(Freed())
+            waiting = self.schedule.waiting(self.world.now())
+        for device in sorted({slot.device for slot in waiting.told} - self._told):
+            self._told.add(device)
+            name = self.schedule.layout.devices[device].label
+            gpu = f"GPU {name}" if name.isdigit() else name  # a name has the word in itself
+            holders = self.world.holders([slot for slot in waiting.told if slot.device == device])
+            self.world.record("waiting", device=name, why=f"a job waits for a slot on {gpu}, which {holders}")
+
     def _hold(self, why: str) -> None:
         """Start nothing that cannot be recorded, and say so, once: what runs goes on, and ends as ever."""
         if not self._warned:
@@ -188,13 +124,13 @@ class Pool:
             self._held = True
             self._tell(Held())
 
-    def _take(self, event: Request | Close | Stop | Cancel | Ending | Died) -> None:
+    def _take(self, event: Happening) -> None:
         match event:
             case Close():
                 self._closing = True
             case Request():
                 self._launch(event)
-            case Stop() | Cancel():
+            case Stop() | Cancel() | Measured() | Freed():
                 self._tell(event)
             case Ending(num):
                 self._running[num].ended = self.world.now()
@@ -204,6 +140,7 @@ class Pool:
                 running.exit = exit_
                 if running.ended is None:
                     running.ended = self.world.now()
+                self.world.release(num)
                 self._tell(Gone(num, exit_, self.world.report(num)))
 
     def _launch(self, request: Request) -> None:
@@ -213,6 +150,7 @@ class Pool:
             self.world.refuse(str(error))
             return
         self._launching = True
+        self._told.clear()
         if earlier is not None:
             self.world.record("resumed", **earlier.facts())
         for job in request.jobs:
@@ -259,6 +197,13 @@ class Pool:
             case Retry():
                 self._end("retry", command)
                 return []
+            case Look():
+                self.world.look()
+                return []
+            case Scarce(device):
+                why = self.world.scarcity(device)
+                self.world.record("waiting", device=self.schedule.layout.devices[device].label, why=why)
+                return []
 
     def _start(self, start: Start) -> Sequence[Event]:
         num, now = start.job.num, self.world.now()
@@ -267,9 +212,13 @@ class Pool:
             self._hold(why)
         if self._held:
             return [StartRefused(num, "nothing can be recorded", for_now=True)]
+        taken = self.world.lease(start)
+        if taken:
+            return [Taken(num, taken)]
         try:
             pid = self.world.start(start)
         except OSError as error:
+            self.world.release(num)
             if is_of_the_disk(error):
                 self._hold(f"The sweep's files cannot be written ({error})")
                 return [StartRefused(num, str(error), for_now=True)]
@@ -311,6 +260,9 @@ class Pool:
             facts["seconds"] = round(ended - running.started, 3)
             if running.exit is not None:
                 facts["cpu_s"], facts["peak_mb"] = round(running.exit.cpu_s, 3), round(running.exit.peak_mb, 1)
+            gpu_mb = self.world.gpu_mb(end.job.num)
+            if gpu_mb is not None:
+                facts["gpu_mb"] = round(gpu_mb, 1)
             if running.stop_recorded and not outcome.by_itself:
                 self.world.set_aside(end.job.num)
         self.world.record(

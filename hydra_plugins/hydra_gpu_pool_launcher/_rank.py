@@ -13,13 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import _interpreter, _leader, _process
+from . import _descriptors, _exit_hooks, _leader, _process, _signals
+from ._body import PlainBody, Result
+from ._descriptors import Descriptor, Unnamed
+from ._errors import JobError
 from ._failure import Said
 from ._forward import LOOK
 from ._leader import Assignment, Origin
-from ._model import JobError
-from ._process import Descriptor, Unnamed
-from ._result import PlainBody, Result, stated
+from ._result import stated
 
 Function = Callable[[], Any]
 """The user's function, with its arguments."""
@@ -49,7 +50,7 @@ class Rank(Assignment):
         return f"{self.job.num} rank {self.rank}"
 
 
-def main(rank: Rank, function: Function, origin: Origin, of_the_app: _interpreter.OfTheApp) -> int:
+def main(rank: Rank, function: Function, origin: Origin, of_the_app: _exit_hooks.OfTheApp) -> int:
     """Run the function, in a fork of the job's process; the exit code.
 
     ``of_the_app``: what the job's own process found when it began. Hydra's log file of the job, which was opened after
@@ -57,7 +58,7 @@ def main(rank: Rank, function: Function, origin: Origin, of_the_app: _interprete
     """
     received, of_the_job = _leader.enter(rank, origin)
     if rank.rank != 0:
-        _interpreter.leave_log_files(of_the_app)
+        _exit_hooks.leave_log_files(of_the_app)
     _wait_for_the_others(rank)
     return _run_to_the_end(rank, function, received, of_the_job)
 
@@ -74,17 +75,17 @@ def main_of_fresh(rank: Rank, load: Callable[[], Function]) -> int:
 
 
 def _wait_for_the_others(rank: Rank) -> None:
-    _process.wait_readable([rank.gate.fd])
+    _descriptors.wait_readable([rank.gate.fd])
     os.environ.update(json.loads(rank.orders.read()))
     for fd in (rank.gate.fd, rank.orders.fd):
         os.close(fd)
 
 
-_NOTHING_OF_THE_APP = _interpreter.OfTheApp([], None)
+_NOTHING_OF_THE_APP = _exit_hooks.OfTheApp([], None)
 
 
 def _run_to_the_end(
-    rank: Rank, function: Function, received: _process.Received, of_the_app: _interpreter.OfTheApp
+    rank: Rank, function: Function, received: _signals.Received, of_the_app: _exit_hooks.OfTheApp
 ) -> int:
     process = os.getpid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -100,7 +101,7 @@ def _run_to_the_end(
     return _end(rank, result, at, received, of_the_app)
 
 
-def _end(rank: Rank, result: Result, at: float, received: _process.Received, of_the_app: _interpreter.OfTheApp) -> int:
+def _end(rank: Rank, result: Result, at: float, received: _signals.Received, of_the_app: _exit_hooks.OfTheApp) -> int:
     _process.raise_file_size_limit()  # whatever the function has set for itself
     with _leader.undisturbed(received) as told:
         told_before = tuple(told)

@@ -18,8 +18,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from ._model import ConfigurationError
-from ._result import described
+from ._errors import ConfigurationError
+from ._exceptions import described
 
 _LONGEST_TRACEBACK = 20_000
 """Characters; it has to fit into the channel's buffer."""

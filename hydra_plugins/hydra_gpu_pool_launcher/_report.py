@@ -16,23 +16,25 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from ._facts import fault
 from ._files import SweepFiles
 from ._journal import JournalReader
 from ._model import Layout
 from ._page import page, to_be_told
 from ._results import Cell, results
+from ._tail import CONTROLS
 from ._view import View
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
 _FORMULA = "=+-@\t"
-_CONTROL = re.compile(  # but for line ends and tabs; those that turn the direction of writing are among them
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]"
-)
+_CONTROL = re.compile(CONTROLS)
 
 _RESULTS_EVERY_S = 1.0
 _PAGE_EVERY_S = 30.0
 
 _TAIL_BYTES = 16 << 10
+_SEARCHED_BYTES = 64 << 10
+"""Of the log of what failed: the threads of a process that is killed, as Python prints them, may fill as much."""
 
 
 def write_results(files: SweepFiles, view: View, *, over: bool = False) -> None:
@@ -43,7 +45,9 @@ def write_results(files: SweepFiles, view: View, *, over: bool = False) -> None:
 
 def write_page(files: SweepFiles, view: View, *, over: bool = False) -> None:
     """Write sweep.html, whole or not at all; of logs, the last lines of what failed are read. Raises OSError."""
-    tails = {num: tail for num in to_be_told(view, over=over) if (tail := read_tail(files.output(num)))}
+    tails = {
+        num: tail for num in to_be_told(view, over=over) if (tail := read_tail(files.output(num), _SEARCHED_BYTES))
+    }
     text = page(view, tails, time.time(), name=_shown(files.sweep_dir), over=over)
     _replace(files, files.page, text.encode("utf-8", "backslashreplace"))
 
@@ -79,8 +83,8 @@ def _spelled(control: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def read_tail(path: str) -> str | None:
-    """The last of a log, at most some kilobytes of it; None where it cannot be read, or is no file."""
+def read_tail(path: str, most: int = _TAIL_BYTES) -> str | None:
+    """The last of a log, at most so many bytes of it; None where it cannot be read, or is no file."""
     try:
         # A pipe that somebody has put there is not waited for, and a link not followed.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -88,11 +92,11 @@ def read_tail(path: str) -> str | None:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
                 return None
-            file.seek(max(0, found.st_size - _TAIL_BYTES))
-            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+            file.seek(max(0, found.st_size - most))
+            text = file.read(most).decode("utf-8", "replace")
     except OSError:
         return None
-    return text if found.st_size <= _TAIL_BYTES else text.partition("\n")[2] or text
+    return text if found.st_size <= most else text.partition("\n")[2] or text
 
 
 def _shown(path: str) -> str:
@@ -178,7 +182,7 @@ class Reports:
         """Read what earlier launches of the same sweep have left: a sweeper that works in batches has many."""
         with contextlib.suppress(OSError), contextlib.closing(JournalReader(self.files.journal)) as journal:
             self.view = View()
-            self.view.take(journal.new())
+            self.view.take(event for event in journal.new() if fault(event) is None)
 
     def show(self, event: dict[str, Any]) -> None:
         """One event of the journal, also if ``begin`` has read it already: each launch says again which jobs it has."""
@@ -197,8 +201,15 @@ class Reports:
         waits = [wait for each in self._written if (wait := each.turn.wait_s(now)) is not None]
         return min(waits, default=None)
 
+    def stuck(self) -> list[int]:
+        """None: files are written at once."""
+        return []
+
     def close(self) -> None:
         """There is nothing to let go of."""
+
+    def deliver(self, patience_s: float | None = None) -> None:
+        """There is nothing more to say than ``summary`` has written."""
 
     def summary(self) -> None:
         """Write both, as the last word on this launch."""

@@ -5,7 +5,6 @@ All of this runs in the job's process, on objects of the user's that may do anyt
 
 from __future__ import annotations
 
-import bdb
 import contextlib
 import copyreg
 import errno
@@ -13,20 +12,20 @@ import io
 import json
 import os
 import pickle
-import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from types import TracebackType
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from hydra.core.utils import JobReturn
 
-from ._files import SweepFiles
-from ._interpreter import NO_TERMINAL, loaded_torch
-from ._model import JOB_ERRORS, Job, JobCancelledError, JobError, Report, Status
-from ._process import is_of_the_disk
+from ._body import NOTHING_MORE, Body, Payloads, Result
+from ._errors import JOB_ERRORS, JobCancelledError, JobError
+from ._exceptions import described, error_text, ran_out_of_memory, traceback_text, type_name
+from ._files import SweepFiles, is_of_the_disk
+from ._interpreter import loaded_torch
+from ._model import Job, Report, Status
 from ._returns import digest, save_return
 
 _LONGEST_VALUE = 10_000
@@ -40,79 +39,6 @@ _LONGEST_INT = 2000
 
 _LONGEST_TEXT = 100_000
 """Characters of an error's text, and of its traceback, that are kept beside the pickle."""
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """Of an error that was raised in another process, where alone this could be known of it.
-
-    ``place``: which process that was, in words; None where the error's text has them. ``crashed``: that process ended
-    by a signal, or without a result.
-    """
-
-    place: str | None = None
-    traceback: str | None = None
-    out_of_memory: bool = False
-    crashed: bool = False
-
-
-NOTHING_MORE = Elsewhere()
-"""All that is to be known is in the error."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of a job: ``payload`` is what main gets back, ``value`` or ``error`` what the task made of it.
-
-    ``directory``: that of the job's own files, absolute; None where there is none. ``elsewhere``: of an error that was
-    not raised in this process.
-    """
-
-    payload: object
-    value: object = None
-    error: Exception | None = None
-    directory: str | None = None
-    elsewhere: Elsewhere | None = None
-
-
-class Call(Protocol):
-    """How the user's function is called. Raises an Exception, and nothing that would end the process."""
-
-    def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Its value."""
-
-
-class Payloads(Protocol):
-    """How errors and values are put into the payload of a Result."""
-
-    @staticmethod
-    def failure(job: Job, error: Exception, instead_of: Result | None = None) -> Result:
-        """The Result of a job that has this error to give, in place of one that cannot be sent to main."""
-
-    @staticmethod
-    def without_config(result: Result) -> Result:
-        """The same value or error, in a payload that has nothing else in it that might not pickle."""
-
-
-class Body(Payloads, Protocol):
-    """What a job runs, inherited by the fork. Its methods run in the job's process."""
-
-    def run(self, job: Job, call: Call) -> Result:
-        """Run it, the user's function by ``call``. An exception is as good as a Result that has it as its error."""
-
-
-class PlainBody:
-    """The part of a body whose payload is the value, or the error, itself."""
-
-    @staticmethod
-    def failure(job: Job, error: Exception, instead_of: Result | None = None) -> Result:  # noqa: ARG004
-        """See ``Payloads``."""
-        return Result(payload=error, error=error)
-
-    @staticmethod
-    def without_config(result: Result) -> Result:
-        """See ``Payloads``."""
-        return result
 
 
 class Circumstances(Protocol):
@@ -158,18 +84,18 @@ def stated(files: SweepFiles, job: Job, body: Payloads, result: Result) -> tuple
 
 def _described(files: SweepFiles, job: Job, body: Payloads, result: Result) -> tuple[Result, bytes, Report]:
     elsewhere = result.elsewhere or NOTHING_MORE
-    text = _traceback_text(result.error) if elsewhere.traceback is None else elsewhere.traceback
+    text = traceback_text(result.error) if elsewhere.traceback is None else elsewhere.traceback
     directory = None if result.directory is None else os.path.relpath(result.directory, files.sweep_dir)
     result, payload = _sendable(job, body, result)
     place = f" ({elsewhere.place})" if elsewhere.place else ""
     report = Report(
         status=_status(result.error),
-        error_type=None if result.error is None else _type_name(result.error),
-        error_text=None if result.error is None else _error_text(result.error)[:_LONGEST_TEXT] + place,
+        error_type=None if result.error is None else type_name(result.error),
+        error_text=None if result.error is None else error_text(result.error)[:_LONGEST_TEXT] + place,
         value=_json_value(result.value),
         sha256=digest(payload),
-        traceback=(text or _traceback_text(result.error) or "")[-_LONGEST_TEXT:] or None,
-        out_of_memory=elsewhere.out_of_memory or (result.error is not None and _ran_out_of_memory(result.error)),
+        traceback=(text or traceback_text(result.error) or "")[-_LONGEST_TEXT:] or None,
+        out_of_memory=elsewhere.out_of_memory or (result.error is not None and ran_out_of_memory(result.error)),
         crashed=elsewhere.crashed,
         overrides=job.overrides,
         directory=directory,
@@ -208,29 +134,6 @@ def _persist(files: SweepFiles, job: Job, payload: bytes, report: Report, circum
         first = False
 
 
-_OUT_OF_MEMORY = re.compile(
-    r"(CUDA|HIP|XPU)( error:)? out of memory|(CUBLAS|CUDNN|CUSPARSE)_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation"
-    r"|hipErrorOutOfMemory|RESOURCE_EXHAUSTED"
-)
-"""What torch, cuBLAS, cuDNN, CuPy, JAX and TensorFlow say when a GPU's memory is full."""
-
-
-def _ran_out_of_memory(error: BaseException) -> bool:
-    """True where the exception, or one that led to it, says that a GPU's memory was full: by its type, or by its text.
-
-    By the name of the type, since there is one in each library, and none of them is to be imported.
-    """
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        names = {cls.__name__ for cls in type(link).__mro__}
-        if names & {"OutOfMemoryError", "ResourceExhaustedError"} or _OUT_OF_MEMORY.search(safe_text(link)):
-            return True
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return False
-
-
 def _sendable(job: Job, body: Payloads, result: Result) -> tuple[Result, bytes]:
     """The result, or the most of it that main can load, and its bytes."""
     try:
@@ -255,7 +158,7 @@ def _unpicklable(job: Job, result: Result, error: Exception) -> JobError:
     return JobError(
         job.num,
         job.overrides,
-        f"returned a value of type {_type_name(result.value)} that cannot be sent to the main process "
+        f"returned a value of type {type_name(result.value)} that cannot be sent to the main process "
         f"({described(error)}); return numbers, strings, lists, dicts or arrays, and save the rest to a file",
     )
 
@@ -293,7 +196,7 @@ def _pickled(result: Result) -> bytes:
     loaded = pickle.loads(buffer.getvalue())
     error = loaded._return_value if isinstance(loaded, JobReturn) else loaded
     if result.error is not None and not isinstance(error, Exception):
-        raise TypeError(f"it comes back as {_type_name(error)}, which is no exception")
+        raise TypeError(f"it comes back as {type_name(error)}, which is no exception")
     return buffer.getvalue()
 
 
@@ -325,56 +228,3 @@ def _as_json(value: Any, items: Iterator[int], levels: int) -> Any:
     if isinstance(value, dict):
         return {str(key): _as_json(item, items, levels - 1) for key, item in value.items()}
     return None
-
-
-def _traceback_text(error: BaseException | None) -> str | None:
-    """The traceback from the user's first frame on; that frame is also what sys.excepthook will begin with."""
-    if error is None:
-        return None
-    link: BaseException | None = error
-    seen: set[int] = set()  # a chain of causes may be a ring
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        BaseException.with_traceback(link, _from_user_code(link))  # not by assignment, which its class may refuse
-        link = link.__cause__
-    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
-
-
-def _from_user_code(error: BaseException) -> TracebackType | None:
-    """Its traceback without the frames of Hydra and gpu_pool that come first; what has no others keeps them.
-
-    Except an error of gpu_pool's own: it says all there is to say, and its frames are nobody's business.
-    """
-    ours = tuple(os.path.dirname(sys.modules[name].__file__ or "") + os.sep for name in ("hydra", __package__ or ""))
-    tb = error.__traceback__
-    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(ours):
-        tb = tb.tb_next
-    return tb if tb is not None or isinstance(error, JobError) else error.__traceback__
-
-
-def _type_name(value: object) -> str:
-    cls = type(value)
-    if cls.__module__ == "builtins" or issubclass(cls, JobError):
-        return cls.__qualname__
-    module = "__main__" if cls.__module__ == "__mp_main__" else cls.__module__  # the app's, in a fresh interpreter
-    return f"{module}.{cls.__qualname__}"
-
-
-def _error_text(error: BaseException) -> str:
-    if isinstance(error, bdb.BdbQuit):  # of pdb.set_trace(), which reads the end of /dev/null
-        return NO_TERMINAL
-    return error.why if isinstance(error, JobError) else safe_text(error)
-
-
-def safe_text(error: BaseException) -> str:
-    """Its text, whatever its class does when it is asked for it."""
-    try:
-        return str(error)
-    except BaseException as broken:
-        return f"(its text cannot be had: {type(broken).__name__})"
-
-
-def described(error: BaseException) -> str:
-    """The exception's type and text, in one line."""
-    text = safe_text(error)
-    return f"{_type_name(error)}: {text}" if text else _type_name(error)

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ._errors import JOB_ERRORS
 from ._files import SweepFiles
-from ._model import JOB_ERRORS, Cause
+from ._model import Cause
 from ._view import JobView, View, columns
 
 Cell = str | int | float | bool | None
@@ -65,8 +66,9 @@ def results(view: View, *, over: bool = False) -> Table:
     """What is known of each job. ``over``: nothing runs any more, whatever the journal says.
 
     In this order: number, a column per override that differs, status, value, seconds, gpu, slot, tries, peak_mb,
-    cpu_seconds, cause, error, log. A value that is a dict has a column per key (value.loss), a short list of numbers
-    one per position (value.0). These names stand fast: an override whose key is one of them is at ``override.KEY``.
+    gpu_mb, cpu_seconds, cause, error, log. A value that is a dict has a column per key (value.loss), a short list of
+    numbers one per position (value.0). These names stand fast: an override whose key is one of them is at
+    ``override.KEY``.
     """
     jobs = view.in_order()
     keys, overrides = columns([job.job for job in jobs])
@@ -96,30 +98,30 @@ def log_of(job: JobView) -> str | None:
     return SweepFiles("").output(job.job.num) if job.tries or job.cause is Cause.RESUMED else None
 
 
-def error_line(job: JobView, longest: int = 1000) -> str | None:
-    """What went wrong, in one line. gpu_pool's own errors are whole sentences; others are known by their type."""
-    text = " ".join((job.error_text or "").split())
-    name = job.error_type or ""
+def error_line(error_type: str | None, error_text: str | None, longest: int = 1000) -> str:
+    """What went wrong, in one line; "" for nothing. gpu_pool's own errors are whole sentences; others have a type."""
+    text, name = " ".join((error_text or "").split()), error_type or ""
     line = text if name in JOB_ERRORS or not name else f"{name}: {text}" if text else name
-    return (line if len(line) <= longest else f"{line[: longest - 1]}…") or None
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
-_FIGURES = ("seconds", "gpu", "slot", "tries", "peak_mb", "cpu_seconds", "cause", "error", "log")
+_FIGURES = ("seconds", "gpu", "slot", "tries", "peak_mb", "gpu_mb", "cpu_seconds", "cause", "error", "log")
 
 
 def _about(job: JobView, over: bool) -> dict[str, Cell]:
-    slots = job.tries[-1].slots if job.tries else ()
+    slots = job.known_tries[-1].slots if job.known_tries else ()
     return {
         "number": job.job.num,
         "status": status(job, over),
         "seconds": job.seconds,
         "gpu": ",".join(map(gpu_of, slots)) or None,
         "slot": ",".join(slot.rpartition(".")[2] for slot in slots) or None,
-        "tries": len(job.tries),
+        "tries": len(job.known_tries),
         "peak_mb": job.peak_mb,
+        "gpu_mb": job.gpu_mb,
         "cpu_seconds": job.cpu_s,
         "cause": None if job.cause is None else job.cause.value,
-        "error": error_line(job),
+        "error": error_line(job.error_type, job.error_text) or None,
         "log": log_of(job),
     }
 

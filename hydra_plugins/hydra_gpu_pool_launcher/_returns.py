@@ -14,8 +14,10 @@ import pickle
 import re
 from typing import Any
 
-from ._files import SweepFiles, make_job_dir, move_aside, require_private, write_whole
-from ._model import GpuPoolError, Report, Status
+from ._errors import GpuPoolError
+from ._facts import is_shallow
+from ._files import SweepFiles, make_job_dir, move_aside, open_file, require_private, write_whole
+from ._model import Report, Status
 
 _RANK_LOG = re.compile(r"rank_\d+\.log")
 
@@ -50,8 +52,7 @@ def save_return(files: SweepFiles, num: int, payload: bytes, report: Report) -> 
 def load_report(files: SweepFiles, num: int) -> Report | None:
     """What the job says of itself; None where it did not come to say it, said only half, or it is no outcome."""
     try:
-        # Not blocked by what is no file: a pipe of that name would hold the supervisor.
-        with open(os.open(files.outcome(num), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+        with open(open_file(files.outcome(num)), encoding="utf-8") as file:  # a pipe would hold the supervisor
             return _report(json.load(file))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
@@ -59,6 +60,9 @@ def load_report(files: SweepFiles, num: int) -> Report | None:
 
 def _report(outcome: dict[str, Any]) -> Report:
     directory = outcome.get("directory")
+    texts = outcome["sha256"], *(outcome[name] or "" for name in ("error_type", "error_text", "traceback"))
+    if not all(isinstance(text, str) for text in texts) or not is_shallow(outcome["value"]):
+        raise TypeError("an outcome of other types")
     return Report(
         Status(outcome["status"]),
         outcome["error_type"],
@@ -66,7 +70,7 @@ def _report(outcome: dict[str, Any]) -> Report:
         outcome["value"],
         outcome["sha256"],
         outcome["traceback"],
-        out_of_memory=outcome["out_of_memory"],
+        out_of_memory=bool(outcome["out_of_memory"]),
         crashed=bool(outcome.get("crashed")),  # older outcomes do not say
         overrides=overrides_from_json(outcome.get("overrides")),
         directory=directory if isinstance(directory, str) else None,

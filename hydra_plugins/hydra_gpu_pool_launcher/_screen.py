@@ -7,22 +7,18 @@ path any more then), and it draws over other text once the terminal has another 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
-import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
-from ._tail import plain
+from ._outlet import Streams
+from ._tail import encodable, plain
 
 _KEPT = 500
 """Lines above the drawn ones that can be shown again, when the terminal's size has changed."""
-
-_HELD = 1 << 16
-"""Characters of a line that has not ended, and so is not shown yet."""
 
 
 def is_terminal(stream: Any) -> bool:
@@ -37,18 +33,20 @@ class Screen:
     """Draws on a terminal, in main; what Python code of this process prints to it meanwhile goes above what is drawn.
 
     The cursor stands below the drawn lines, and is never hidden: however this process ends, there is nothing to
-    restore. Any thread may print; one thread draws. All methods raise OSError where the terminal is gone.
+    restore. Any thread may print; one thread draws. All methods raise OSError where the terminal is gone. None waits
+    for a terminal that takes nothing now: then the lines that go above wait, and nothing is drawn but the newest.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, streams: Streams) -> None:
         self._stream = stream
+        self._streams = streams
+        self._sink = streams.sink(stream)
         self._fd = stream.fileno()
-        self._pid = os.getpid()
         self._lock = threading.RLock()
         self._lines: list[str] = []
         self._size = self.size()
         self._recent: deque[str] = deque(maxlen=_KEPT)
-        self._captured: list[_Above] = []
+        self._waiting: list[str] = []
         self._continued = False
         self._handles = False
 
@@ -63,6 +61,9 @@ class Screen:
     def draw(self, lines: Sequence[str]) -> None:
         """These lines in place of those that were drawn, each narrower than the terminal, and fewer than it has."""
         with self._lock:
+            self._tell()
+            if not self._sink.push():
+                return
             if not self._in_front():
                 self._lines = []  # the terminal is another program's for now, and the cursor where that one left it
                 return
@@ -75,6 +76,7 @@ class Screen:
     def erase(self) -> None:
         """As if nothing had been drawn."""
         with self._lock:
+            self._tell(at_once=False)
             if self._lines and self._in_front():
                 begin, self._lines = self._begin(), []
                 self._write(begin + "\x1b[J")
@@ -82,19 +84,27 @@ class Screen:
     def above(self, text: str) -> None:
         """Whole lines, written as they are."""
         with self._lock:
-            self._recent.extend(text.split("\n"))
-            if not self._in_front():
-                self._lines = []
-            if not self._lines:
-                self._write(f"{text}\n")
-                return
-            resized = self.size() != self._size
-            begin = self._begin()
-            if resized:  # the text is among the recent lines; what was drawn has another width than the terminal
-                self._lines = []
-                self._write(begin)
-            else:
-                self._write(f"{begin}\x1b[J{text}\n{self._drawn()}")
+            self._waiting.append(text)
+            self._tell()
+
+    def _tell(self, *, at_once: bool = True) -> None:
+        """What is to go above; with ``at_once``, only where the terminal has taken what was sent before."""
+        if not self._waiting or (at_once and not self._sink.push()):
+            return
+        text, self._waiting = "\n".join(self._waiting), []
+        self._recent.extend(text.split("\n"))
+        if not self._in_front():
+            self._lines = []
+        if not self._lines:
+            self._write(f"{text}\n")
+            return
+        resized = self.size() != self._size
+        begin = self._begin()
+        if resized:  # the text is among the recent lines; what was drawn has another width than the terminal
+            self._lines = []
+            self._write(begin)
+        else:
+            self._write(f"{begin}\x1b[J{text}\n{self._drawn()}")
 
     def _drawn(self) -> str:
         return "".join(f"{line}\x1b[K\n" for line in self._lines) + "\x1b[J"
@@ -131,23 +141,13 @@ class Screen:
             return True
 
     def _write(self, text: str) -> None:
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        self._stream.write(text.encode(encoding, "replace").decode(encoding))
-        self._stream.flush()
+        self._sink.write(encodable(text, self._stream))
 
     # --- what others print ---
 
     def capture(self) -> None:
         """From here on, what is printed goes above: sys.stdout, sys.stderr, and handlers of logging that have them."""
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name)
-            if is_terminal(stream) and os.fstat(stream.fileno()).st_rdev == os.fstat(self._fd).st_rdev:
-                above = _Above(self, stream, name)
-                self._captured.append(above)
-                setattr(sys, name, above)
-                for handler in _stream_handlers():
-                    if handler.stream is stream:
-                        handler.setStream(cast(TextIO, above))
+        self._streams.lead(self._is_of_it, self.above)
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGCONT) == signal.SIG_DFL:
             signal.signal(signal.SIGCONT, self._on_continued)
             self._handles = True
@@ -158,65 +158,14 @@ class Screen:
             self._handles = False
             with contextlib.suppress(ValueError):  # another thread now, which cannot
                 signal.signal(signal.SIGCONT, signal.SIG_DFL)
-        captured, self._captured = self._captured, []
         try:
             self.erase()
         finally:
             self._lines = []
-            for above in captured:
-                above.release()
+            self._streams.lead_back()
+
+    def _is_of_it(self, stream: TextIO) -> bool:
+        return is_terminal(stream) and os.fstat(stream.fileno()).st_rdev == os.fstat(self._fd).st_rdev
 
     def _on_continued(self, *_: object) -> None:
         self._continued = True
-
-    @property
-    def is_of_this_process(self) -> bool:
-        """False in a fork of it, which prints as if there were no screen."""
-        return os.getpid() == self._pid
-
-
-class _Above:
-    """In place of a standard stream: whole lines go above the screen's, the rest of a line waits for its end."""
-
-    def __init__(self, screen: Screen, stream: TextIO, name: str) -> None:
-        self._screen = screen
-        self._stream = stream
-        self._name = name
-        self._held = ""
-        self._released = False
-
-    def write(self, text: str) -> int:
-        if self._released or not self._screen.is_of_this_process:
-            return self._stream.write(text)
-        lines, end, self._held = (self._held + text).rpartition("\n")
-        self._held = self._held[-_HELD:]  # a progress bar, which ends no line
-        if end:
-            self._screen.above(lines)
-        return len(text)
-
-    def writelines(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def release(self) -> None:
-        self._released = True
-        for handler in _stream_handlers():
-            if handler.stream is self:
-                handler.setStream(self._stream)
-        if getattr(sys, self._name) is self:
-            setattr(sys, self._name, self._stream)
-        if self._held:
-            held, self._held = self._held, ""
-            self._stream.write(held)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def _stream_handlers() -> list[logging.StreamHandler[Any]]:
-    loggers = [logging.root, *list(logging.Logger.manager.loggerDict.values())]
-    handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", [])]
-    return [handler for handler in handlers if isinstance(handler, logging.StreamHandler)]

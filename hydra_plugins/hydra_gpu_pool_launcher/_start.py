@@ -12,12 +12,12 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from . import _carry, _interpreter, _link, _process
+from . import _carry, _descriptors, _interpreter, _link
 from ._carry import Carried
 from ._display import say
+from ._errors import ConfigurationError
 from ._guard import Fresh
 from ._link import Link, SupervisorGoneError
-from ._model import ConfigurationError
 from ._world import App
 
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
@@ -125,8 +125,6 @@ def _importing(app: App, carried: Carried, *, trial: bool) -> tuple[Link | None,
             _warn_of_threads(link.ready["threads"], "the interpreter that has imported the app")
         return link, link.ready
     _link.close(link, os.getpid())
-    if "refused" in link.ready:
-        raise ConfigurationError(link.ready["refused"])
     return None, link.ready
 
 
@@ -141,8 +139,8 @@ def _files(content: bytes) -> Iterator[tuple[int, int]]:
     fds: list[int] = []
     try:
         try:
-            fds.append(_process.unnamed_file(content))
-            fds.append(_process.unnamed_file())
+            fds.append(_descriptors.unnamed_file(content))
+            fds.append(_descriptors.unnamed_file())
         except OSError as error:
             raise ConfigurationError(f"gpu_pool cannot start: {error.strerror} (see ulimit -n).") from error
         yield fds[0], fds[1]

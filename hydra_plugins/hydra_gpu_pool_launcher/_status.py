@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import _process
+from . import _pidfd
 from ._files import SweepFiles
 from ._outside import Standing, over, resume_command, shown
-from ._table import Line, cells, cut, error, overview, pad, rows, short
+from ._table import Line, cells, cut, error, gb, overview, pad, rows, short, value_text
 from ._tail import one_line
 from ._view import JobView, State, View, columns
 
@@ -75,7 +76,7 @@ def _standing(view: View, how: Standing, now: float) -> list[str]:
     if how is Standing.IDLE:
         return [f"all jobs so far have ended {_when(view.at, now)}; the app, process {launch.main}, may start more"]
     if how is Standing.KILLED:
-        rebooted = launch.boot != _process.boot_id()
+        rebooted = launch.boot != _pidfd.boot_id()
         why = f"{host} was restarted since" if rebooted else f"its supervisor, process {launch.supervisor}, is gone"
         return [f"killed: {why}; {last}"]
     return [f"on another machine, {host}: whether it still runs cannot be told from here; {last}"]
@@ -102,7 +103,9 @@ def _tables(view: View, now: float, last: Callable[[JobView], str], width: int, 
         return [*first, *blank, *_ended(view, rest, now, width)]
     fit = max(0, height - len(first) - len(blank) - 2)
     newest = sorted(rest, key=_end, reverse=True)[:fit]
-    more = f"{_GAP}and {len(rest) - fit}{' more' if fit else ''} that ended otherwise; --all shows all"
+    left = Counter(job.state for job in rest) - Counter(job.state for job in newest)
+    counts = " and ".join(f"{left[state]} {state.lower()}" for state in State if left[state])
+    more = f"{_GAP}and {counts}{' more' if fit else ''}; gpu-pool status --all shows every job"
     return [*first, *(blank if fit else []), *_ended(view, newest, now, width), Line(cut(more, width))]
 
 
@@ -116,37 +119,31 @@ def _ended(view: View, jobs: Sequence[JobView], now: float, width: int) -> list[
         return []
     keys, values = columns([job.job for job in view.in_order()])
     overrides = dict(zip((job.job.num for job in view.in_order()), values, strict=True))
-    head = ["#", "gpu", "took", *(cut(one_line(key), _WIDEST_OVERRIDE) for key in keys), "status", "value"]
+    memory = [gb(job.gpu_mb) for job in jobs]
+    shown = ["gpu GB"] if any(memory) else []
+    head = ["#", "gpu", "took", *shown, *(cut(one_line(key), _WIDEST_OVERRIDE) for key in keys), "status", "value"]
     table = [head]
-    for job in jobs:
-        slots = one_line(",".join(job.tries[-1].slots)) if job.tries else ""
+    for job, held in zip(jobs, memory, strict=True):
+        slots = one_line(",".join(job.known_tries[-1].slots)) if job.known_tries else ""
         took = job.tries[-1].seconds(now) if job.tries else job.seconds
-        cells_ = [cut(one_line(overrides[job.job.num].get(key, "")), _WIDEST_OVERRIDE) for key in keys]
-        what = text_of(job.value) if job.state is State.COMPLETED else error(job)
-        table.append([str(job.job.num), slots, "" if took is None else short(took), *cells_, job.state.value, what])
+        about = [str(job.job.num), slots, "" if took is None else short(took), *([held] if shown else [])]
+        about += [cut(one_line(overrides[job.job.num].get(key, "")), _WIDEST_OVERRIDE) for key in keys]
+        what = value_text(job.value) if job.state is State.COMPLETED else error(job)
+        table.append([*about, job.state.value, what])
     widths = [max(cells(row[i]) for row in table) for i in range(len(head) - 1)]
-    while len(widths) > 5 and sum(widths) + len(_GAP) * (len(widths) + 1) + 24 > width:  # overrides that leave no room
+    while (
+        len(widths) > 5 + len(shown) and sum(widths) + len(_GAP) * (len(widths) + 1) + 24 > width
+    ):  # overrides that leave no room
         del widths[-2]
         for row in table:
             del row[-3]
     lines = []
     for i, row in enumerate(table):
-        align: list[Callable[[str, int], str]] = [str.rjust, pad, str.rjust, *[pad] * len(row)]
+        align: list[Callable[[str, int], str]] = [str.rjust, pad, *[str.rjust] * (1 + len(shown)), *[pad] * len(row)]
         parts = [align[k](cell, widths[k]) for k, cell in enumerate(row[:-1])]
         state = jobs[i - 1].state if i else None
         lines.append(Line(cut(_GAP + _GAP.join([*parts, row[-1]]), width).rstrip(), state))
     return lines
-
-
-def text_of(value: Any) -> str:
-    """What a job returned, in one line."""
-    if value is None:
-        return ""
-    if isinstance(value, dict):
-        return _GAP.join(f"{one_line(str(key))} {text_of(each)}" for key, each in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(text_of, value))
-    return f"{value:.6g}" if isinstance(value, float) else one_line(str(value))
 
 
 # --- for a script ---
@@ -175,19 +172,20 @@ def as_json(files: SweepFiles, view: View, how: Standing, now: float) -> dict[st
 
 
 def _job_as_json(files: SweepFiles, job: JobView, now: float) -> dict[str, Any]:
-    last = job.tries[-1] if job.tries else None
+    last = job.known_tries[-1] if job.known_tries else None
     return {
         "job": job.job.num,
         "overrides": list(job.job.overrides),
         "state": job.state.value,
-        "tries": len(job.tries),
+        "tries": len(job.known_tries),
         "pid": last.pid if last and job.running else None,
         "slots": list(last.slots) if last else [],
         "started": last.started if last else None,
         "ended": last.ended if last else None,
-        "seconds": last.seconds(now) if last else job.seconds,
+        "seconds": job.tries[-1].seconds(now) if job.tries else job.seconds,
         "cpu_s": job.cpu_s,
         "peak_mb": job.peak_mb,
+        "gpu_mb": last.gpu_mb if last and job.running else job.gpu_mb,
         "value": job.value,
         "cause": job.cause.value if job.cause else None,
         "error_type": job.error_type,

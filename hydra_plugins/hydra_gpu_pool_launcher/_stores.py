@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import _interpreter, _process
+from . import _descriptors, _interpreter
 from ._forward import LOOK, Signals
 from ._model import Group
 from ._nodes import SILENT_S, NodeError, Nodes
@@ -50,12 +50,12 @@ class Stores:
 
     def open(self, start: int) -> tuple[str, int]:
         """Open the one of this start; host and port of it. Only node 0 knows the port, where it is not the first."""
-        before = _process.descriptors()
+        before = _descriptors.descriptors()
         if start == 0:
             self._last = self._first = self._here(self._port) if self._ddp.node_rank == 0 else self._there()
         elif self._ddp.node_rank == 0:
             self._last = self._here(0)
-        opened = {fd: file for fd, file in _process.descriptors().items() if before.get(fd) != file}
+        opened = {fd: file for fd, file in _descriptors.descriptors().items() if before.get(fd) != file}
         if start == 0 and self._ddp.nnodes > 1:
             self._bound_answers(opened)
         # What another thread has opened meanwhile cannot be told from it: then nothing is closed.
@@ -73,7 +73,7 @@ class Stores:
         To be asked in a rank's own process: here, torch's thread could close one meanwhile, that of a node that knocks
         say, and its number would be that of the rank's log.
         """
-        return {fd for fd, file in self._opened.items() if _process.identity(fd) == file}
+        return {fd for fd, file in self._opened.items() if _descriptors.identity(fd) == file}
 
     def nodes(self) -> Nodes | None:
         """What the machines of the job have to tell each other; None: there is one."""

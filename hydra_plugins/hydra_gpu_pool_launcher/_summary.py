@@ -1,25 +1,44 @@
-"""The end of a launch in lines of text: what became of each job, and why. Pure, but for the ends of their logs."""
+"""The end of a launch in lines of text: what became of each job, and why. Pure, but for the ends of logs."""
 
 from __future__ import annotations
 
 import shutil
+import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
+from ._alike import alike, named
+from ._excerpt import excerpt
 from ._files import SweepFiles
 from ._model import Cause, Job, Status
-from ._table import cells, clock, cut, error, pad
+from ._results import LOST
+from ._table import cells, clock, cut, error, pad, value_text
 from ._tail import last_lines, one_line
 from ._view import JobView, State, View, columns
 
 MOST_ROWS = 200
 """Of the table at the end."""
 
-_MOST_FAILURES = 10
-"""That are told once more at the end, with the last lines of their logs."""
+_MOST_EXCERPTS = 10
+"""Ways to fail that are told with lines of a log; of the others, so many again with a line each:"""
+
+_MOST_GROUPS = 200
+
+_MOST_CLOSING = 10
+
+_MOST_NAMED = 8
+"""Numbers of jobs, those that follow on each other as one."""
+
+_MOST_LINES = 4
+"""Of the text of one error."""
 
 _LAST_LINES = 5
+
+_LONGEST_CAUSE = 1000
+"""Characters, where it is one word."""
+
+_LONGEST_VALUE = 200
 
 _GAP = "  "
 
@@ -59,7 +78,7 @@ def result_table(view: View, jobs: Sequence[Job], width: int) -> list[str]:
         more.append(["tries", *(str(job.tries[-1].attempt) if job is not None and job.tries else "" for job in about)])
     lines = _fitted(fixed, flexible, more, width)
     if len(jobs) > len(shown):
-        lines.append(f"{_GAP}and {len(jobs) - len(shown)} more, each a line of .gpu_pool/journal.jsonl")
+        lines.append(f"{_GAP}and {len(jobs) - len(shown)} more, each a row of results.csv")
     return lines
 
 
@@ -90,31 +109,80 @@ def _fitted(numbers: list[list[str]], overrides: list[list[str]], more: list[lis
 
 
 def failures(view: View, jobs: Sequence[Job], files: SweepFiles, where: Callable[[str], str], width: int) -> list[str]:
-    """The failed jobs, each with its cause, its log and the last lines of that; none where there are none.
+    """The failed jobs, those together that failed alike: which, and why; where one of them did, and its log.
 
-    ``width``: of the lines from logs; causes and paths are never cut.
+    None where there are none. ``width``: of the lines; those of paths alone are never cut.
     """
-    failed = [(job, view.jobs.get(job.num)) for job in jobs if _status(view.jobs.get(job.num)) in {"FAILED", "LOST"}]
+    groups = _alike(view, jobs)
     lines: list[str] = []
-    for job, about in failed[:_MOST_FAILURES]:
-        lines += [f"{_GAP}{one_line(str(job))}: {_value(about)}", f"{_GAP * 2}{where(files.output(job.num))}"]
-        printed = [line for line in last_lines(files.output(job.num), 4 * _LAST_LINES) if line]
-        lines += [cut(f"{_GAP * 3}{line}", width) for line in printed[-_LAST_LINES:]]
-    if len(failed) > _MOST_FAILURES:
-        lines.append(f"{_GAP}and {len(failed) - _MOST_FAILURES} more")
+    for group in groups[:_MOST_EXCERPTS]:
+        first, log = group[0], files.output(group[0].job.num)
+        lines += _wrapped(cut(f"{_named(group)}: {_value(first)}", _LONGEST_CAUSE), width)
+        lines.append(f"{_GAP * 2}{where(log)}")
+        told = excerpt(last_lines(log), first, _LAST_LINES, without_error=True)
+        lines += [cut(f"{_GAP * 3}{line}", width) for line in told.lines]
+    rest = groups[_MOST_EXCERPTS:]
+    lines += [cut(f"{_GAP}{_named(group)}: {_value(group[0])}", width) for group in rest[:_MOST_GROUPS]]
+    if len(rest) > _MOST_GROUPS:
+        lines.append(f"{_GAP}and {sum(map(len, rest[_MOST_GROUPS:]))} jobs more, each in a way of its own")
+    if rest:
+        lines += [f"{_GAP}the ends of their logs, and what else there is:", f"{_GAP * 2}{where(files.page)}"]
     return lines
+
+
+def closing(view: View, jobs: Sequence[Job], files: SweepFiles, width: int) -> list[str]:
+    """The same in few lines, each no wider than that: which, why, and the place in the user's code.
+
+    What was cancelled comes after what failed.
+    """
+    lines = []
+    groups = [*_alike(view, jobs), *_alike(view, jobs, {Status.CANCELLED.value})]
+    for group in groups[:_MOST_CLOSING]:
+        told = excerpt(last_lines(files.output(group[0].job.num)), group[0], _LAST_LINES)
+        place = f" ({told.place})" if told.place else ""
+        what = f"{_GAP}{_named(group)}: {_value(group[0])}"
+        lines.append(cut(cut(what, max(width // 2, width - cells(place))) + place, width))
+    if len(groups) > _MOST_CLOSING:
+        lines.append(f"{_GAP}and {sum(map(len, groups[_MOST_CLOSING:]))} more")
+    return lines
+
+
+def _alike(
+    view: View, jobs: Sequence[Job], of: Set[str] = frozenset({Status.FAILED.value, LOST})
+) -> list[list[JobView]]:
+    about = [view.jobs.get(job.num) or JobView(job) for job in jobs]
+    return alike(job for job in about if _status(job) in of)
+
+
+def _named(group: Sequence[JobView]) -> str:
+    """With its overrides where it is but one."""
+    return one_line(str(group[0].job)) if len(group) == 1 else named(group, _MOST_NAMED)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """In a few lines that are broken between words: a path in it can be copied."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=_GAP,
+        subsequent_indent=_GAP * 4,
+        break_long_words=False,
+        break_on_hyphens=False,
+        max_lines=_MOST_LINES,
+        placeholder=" …",
+    )
 
 
 def _status(job: JobView | None) -> str:
     """LOST: nobody was left to say what became of it. A job that was being stopped then is what it was stopped for."""
     if job is not None and job.state is State.STOPPING:
         return str(Status.FAILED if job.cause is Cause.TIMEOUT else Status.CANCELLED)
-    return str(job.state) if job is not None and job.state.over else "LOST"
+    return str(job.state) if job is not None and job.state.over else LOST
 
 
 def _value(job: JobView | None) -> str:
     status = _status(job)
-    if job is None or status == "LOST":
+    if job is None or status == LOST:
         return "the supervisor was killed"
     if job.state is State.STOPPING:
         return one_line(job.stopping or "")
@@ -123,15 +191,4 @@ def _value(job: JobView | None) -> str:
 
 def text(value: Any) -> str:
     """A job's value in one line, and not for pages."""
-    if value is None:
-        return ""
-    return cut(f"{value:.6g}" if isinstance(value, float) else one_line(str(_rounded(value))), 200)
-
-
-def _rounded(value: Any) -> Any:
-    """Floats as a person reads them; the whole of them is in the journal."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list) else value
+    return cut(value_text(value), _LONGEST_VALUE)

@@ -9,30 +9,19 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import _interpreter, _link, _process, _returns, _start
+from . import _interpreter, _link, _process, _start, _streams
 from ._display import Display, say
+from ._errors import ConfigurationError, JobLostError
+from ._facts import fault
 from ._files import SweepFiles
 from ._journal import JournalReader
 from ._link import Link, SupervisorGoneError
-from ._model import (
-    JOB_ERRORS,
-    Cause,
-    ConfigurationError,
-    Exit,
-    Job,
-    JobError,
-    JobLostError,
-    RemoteTraceback,
-    Status,
-)
-from ._pool import Request
-from ._returns import DamagedReturnError
+from ._model import Cause, Status
+from ._requests import Request, request_to_json
 from ._start import StartMethod
-from ._verdict import Stopped, judge
-from ._world import App, request_to_json
+from ._world import App
 
 _STOPPED_BY = {
     signal.SIGINT: "Ctrl-C (SIGINT to the main process)",
@@ -40,6 +29,9 @@ _STOPPED_BY = {
     signal.SIGHUP: "SIGHUP to the main process, whose terminal was closed",
 }
 
+
+_LAST_WORDS_S = 2.0
+"""After a signal, for a terminal to take what is left to be said."""
 
 _SUPERVISORS = 3
 """That a launch may have, one after the other, as long as none has begun: somebody kills them."""
@@ -103,6 +95,7 @@ class Supervisor:
                 break
         display.begin(self.app.layout)
         display.summary()
+        display.deliver()
         return {job.num: _never_begun(request.files) for job in request.jobs}
 
     def _run(self, request: Request, display: Display) -> dict[int, dict[str, Any]] | None:
@@ -119,7 +112,7 @@ class Supervisor:
                     begun = journal.path != os.devnull
                     if begun:
                         display.begin(self.app.layout)
-                    for event in _follow(link, journal, display.tick):
+                    for event in _follow(link, journal, display):
                         if event["event"] in {"stop", "end"}:
                             ends[event["job"]] = event
                         elif event["event"] == "retry":
@@ -135,6 +128,10 @@ class Supervisor:
                 self.close()
             if begun:
                 display.summary()
+                if signals.received:
+                    display.deliver(_LAST_WORDS_S)
+        if begun:
+            display.deliver()  # now that signals do again what they did: nobody may ever read it
         return ends if begun else None
 
     @property
@@ -169,14 +166,13 @@ def _never_begun(files: SweepFiles) -> dict[str, Any]:
     return {**lost, "error_type": JobLostError.__name__, "error_text": why, "value": None, "by_itself": False}
 
 
-def _follow(link: Link, journal: JournalReader, tick: Callable[[], float | None]) -> Iterator[dict[str, Any]]:
-    """The journal's events until this launch is done, or the supervisor gone; ``tick`` is called between them.
-
-    ``tick``: see ``Display``.
-    """
+def _follow(link: Link, journal: JournalReader, display: Display) -> Iterator[dict[str, Any]]:
+    """The journal's events until this launch is done, or the supervisor gone; between them, the display's ticks."""
     alive = True
     while True:
         for event in journal.new():  # before waiting: a doorbell may have come along with the answer
+            if fault(event) is not None:
+                continue  # somebody else has written it: it must not end a launch
             if event["event"] == "done":
                 return
             yield event
@@ -186,7 +182,7 @@ def _follow(link: Link, journal: JournalReader, tick: Callable[[], float | None]
             if "warn" in message:
                 say(message["warn"], logging.WARNING)
             alive = alive and "over" not in message
-        alive = alive and link.receive(tick())
+        alive = alive and link.receive(display.tick(), display.stuck())
 
 
 class _Signals:
@@ -232,70 +228,7 @@ def _die_of(signum: int) -> NoReturn:
     if signum == signal.SIGINT:
         raise KeyboardInterrupt
     logging.shutdown()
-    _process.flush_streams()
+    _streams.flush_streams()
     if os.getpid() != 1:  # the kernel does not let a default action end PID 1
         _process.signal_self(signum)
     raise SystemExit(128 + signum)
-
-
-# --- what main makes of a job's end ---
-
-
-@dataclass(frozen=True)
-class Settled:
-    """What a job left to main: the payload of its Result, or the error that stands in for one.
-
-    ``failed``: the payload is, or has, an exception of the task; ``traceback``: that exception's, as text.
-    """
-
-    payload: Any = None
-    error: JobError | None = None
-    failed: bool = False
-    traceback: str | None = None
-
-
-def settle(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> Settled:
-    """What became of a job, from ``Supervisor.run``'s event, or from its files where there is none.
-
-    Runs in main, and loads the job's pickle: the code that this runs may raise, which is the job's error then.
-    """
-    report = _returns.load_report(files, job.num)
-    if report is not None and report.overrides not in (None, job.overrides):
-        report = None  # of another job that had this number, and whose result nobody was left to clear
-    if end is not None and end["event"] == "stop":
-        outcome = judge(Stopped(Cause(end["cause"]), end["why"]), Exit(None, signal.SIGKILL, 0, 0), None)
-        return Settled(error=_error(job, outcome.error_type, outcome.error_text))
-    if end is not None and not end["by_itself"] and (report is None or end["cause"] != Cause.CRASH.value):
-        return Settled(error=_error(job, end["error_type"], end["error_text"]))
-    if report is None:
-        why = f"was lost: the supervisor was killed, or failed (see {files.supervisor_log})"
-        if end is not None and end["by_itself"]:
-            why = f"was lost: it had ended, and {files.outcome(job.num)} is not there any more, or is damaged"
-        return Settled(error=JobLostError(job.num, job.overrides, why))
-    if report.status is Status.CANCELLED:
-        return Settled(error=_error(job, report.error_type, report.error_text))
-    try:
-        payload = _returns.load_return(files, job.num)
-        return Settled(payload, failed=report.status is Status.FAILED, traceback=report.traceback)
-    except DamagedReturnError as error:
-        found: JobError = JobLostError(job.num, job.overrides, f"was lost: {error}")
-    except (Exception, SystemExit) as error:
-        why = f"returned what the main process cannot load ({type(error).__name__}: {error})"
-        if end is not None and end["cause"] == Cause.RESUMED.value:
-            why += f"; it completed in an earlier sweep: to have it run again, remove {files.outcome(job.num)}"
-        found = JobError(job.num, job.overrides, why)
-    with contextlib.suppress(Exception):  # of a logging handler of the app's: it is no reason to lose the others
-        say(f"{found}; see {files.returned(job.num)}", logging.ERROR)  # its own line says COMPLETED
-    return Settled(error=found)
-
-
-def _error(job: Job, name: str | None, why: str | None) -> JobError:
-    return JOB_ERRORS[name or "JobError"](job.num, job.overrides, why or "")
-
-
-def with_remote_traceback(error: BaseException, text: str | None) -> BaseException:
-    """The error, with the traceback from the job's process as its cause: pickle drops the one it had."""
-    if text is not None and error.__cause__ is None:
-        # Not by assignment: the exception's class may refuse it, as a frozen dataclass does.
-        BaseException.__setattr__(error, "__cause__", RemoteTraceback(text))
-    return error

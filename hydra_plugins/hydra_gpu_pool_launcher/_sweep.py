@@ -1,36 +1,35 @@
-"""A Hydra sweep: overrides in, JobReturns out; and what a job's process runs for Hydra."""
+"""A Hydra sweep, in main: overrides in, JobReturns out."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import os
-import pickle
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobRuntime, JobStatus, configure_log, filter_overrides, run_job, setup_globals
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
-from . import _ddp, _devices, _hydra_state, _reimport, _torchrun
+from . import _ddp, _devices, _leases, _machine, _reimport, _torchrun
 from ._again import command_to_resume
 from ._carry import CarriedBody
 from ._display import display, from_here, say
+from ._errors import ConfigurationError, JobCancelledError, JobError
+from ._exceptions import safe_text
 from ._files import SweepFiles
+from ._hydra_body import HydraBody, failed_return, refuse_visibility
 from ._interpreter import environ_for_jobs, wandb_run
 from ._machine import bound_to_one_core, cores
-from ._model import ConfigurationError, Job, JobCancelledError, JobError, Layout, Policy, Settings
-from ._pool import Request
-from ._process import require_pidfd
-from ._result import Call, Result, safe_text
+from ._model import Job, Layout, Policy, Settings
+from ._pidfd import require_pidfd
+from ._requests import Request
 from ._settings import checked
-from ._supervisor import Supervisor, settle, with_remote_traceback
-from ._vendors import VISIBILITY_VARIABLES
+from ._settled import settle, with_remote_traceback
+from ._supervisor import Supervisor
 from ._verdict import told
 from ._view import View
 from ._world import App
@@ -54,14 +53,14 @@ class Sweep:
         self._layout = choose_slots(self._settings)
         # Resolved before the fork: ${now:...} is kept in the config from then on, and a job must not ask again.
         self._sweep_dir = str(config.hydra.sweep.dir)
-        self._given = _given_by_hand(config)
+        self._given = _given_by_hand(config) if self._settings.ddp.nnodes == 1 else None
         self._view = View()
         self._launches = 0
         self._failed: str | None = None  # why nothing is to start any more, with fail_fast
         self._used: set[SweepFiles] = set()
         _close_previous()
         self._supervisor = start_supervisor(
-            _HydraBody(hydra_context, task_function, config),
+            HydraBody(hydra_context, task_function, config),
             self._layout,
             self._settings,
             frozenset(map(str, config.hydra.job.env_set)),
@@ -78,7 +77,7 @@ class Sweep:
             self._supervisor.renew()
         elif self._supervisor.gone:  # else its schedule knows why nothing is to start any more
             why = f"was cancelled: {self._failed}; it was not started"
-            return [_failed(job, JobCancelledError(job.num, job.overrides, why)) for job in jobs]
+            return [failed_return(job, JobCancelledError(job.num, job.overrides, why)) for job in jobs]
         if self._launches == 1 and self._settings.progress != "none" and len(jobs) < self._layout.jobs_at_once:
             idle = (
                 f"{self._layout.jobs_at_once - len(jobs)} of {self._layout.jobs_at_once} slots stay idle in each batch"
@@ -94,8 +93,10 @@ class Sweep:
             fresh=fresh,
             resume=resume,
             command=tuple(sys.orig_argv),
+            given=self._given,
         )
-        shown = display(self._settings, jobs, files, self._view, self._again(request.command, files))
+        again = command_to_resume(request.command, request.given, from_here(files.sweep_dir))
+        shown = display(self._settings, jobs, files, self._view, again)
         ends = self._supervisor.run(request, shown)
         self._launches += 1
         self._used.add(files)
@@ -104,19 +105,13 @@ class Sweep:
             self._failed = _first_failure(jobs, returns)
         return returns
 
-    def _again(self, command: Sequence[str], files: SweepFiles) -> str | None:
-        """The command that runs what has not completed. Only where the sweeper asks for the same jobs each time."""
-        if self._given is None or self._settings.ddp.nnodes > 1:
-            return None
-        return command_to_resume(command, self._given, from_here(files.sweep_dir))
 
-
-def _given_by_hand(config: DictConfig) -> list[str] | None:
+def _given_by_hand(config: DictConfig) -> tuple[str, ...] | None:
     """The overrides of the whole command; None with a sweeper that may draw other points the next time."""
     if config.hydra.sweeper.get("_target_") != _BASIC_SWEEPER:
         return None
     overrides: Any = OmegaConf.to_container(config.hydra.overrides, resolve=False)  # as they were written
-    return [*overrides["hydra"], *overrides["task"]]
+    return (*overrides["hydra"], *overrides["task"])
 
 
 def choose_slots(settings: Settings) -> Layout:
@@ -157,15 +152,19 @@ def start_supervisor(
             "before the sweep, and wandb.init() in the task function",
             logging.WARNING,
         )
+    driver = _machine.driver(layout)
     supervisor = Supervisor(
         App(
             body=body,
             layout=layout,
-            policy=policy(settings),
+            policy=policy(settings, layout, gives_memory_back=driver is not None),
             threads_per_job=settings.threads_per_job,
             cores=cores(),
             group=_devices.group(settings, layout),
             devices=functools.partial(_devices.environment, layout, settings.mem_caps, set_later),
+            driver=driver,
+            driver_knows_our_pids=_machine.in_first_pid_namespace(),
+            leases=_place_of_leases(layout, settings),
         ),
         settings.start_method,
     )
@@ -173,8 +172,22 @@ def start_supervisor(
     return supervisor
 
 
-def policy(settings: Settings) -> Policy:
-    """What of the settings the schedule decides by."""
+def _place_of_leases(layout: Layout, settings: Settings) -> str | None:
+    """The directory in which the slots are leased; None, and perhaps a line that says why: they are not."""
+    directory = _leases.place_for(layout, os.environ) if settings.share else None
+    why = None if directory is None else _leases.require(directory, f"{settings.prefix}share")
+    if why is not None:
+        say(why, logging.WARNING)
+        return None
+    return directory
+
+
+SETTLE_S = 10.0
+"""For so long at most, the memory of a job that has ended is given time to come back."""
+
+
+def policy(settings: Settings, layout: Layout, *, gives_memory_back: bool) -> Policy:
+    """What of the settings the schedule decides by. ``gives_memory_back``: a driver can be asked whether it has."""
     return Policy(
         kill_grace_s=settings.kill_grace_s,
         timeout_s=None if settings.timeout_min is None else 60 * settings.timeout_min,
@@ -182,6 +195,8 @@ def policy(settings: Settings) -> Policy:
         max_retries=settings.max_retries,
         retry_on=settings.retry_on,
         fail_fast=settings.fail_fast,
+        min_free=_devices.least_free(settings, layout),
+        settle_s=SETTLE_S if gives_memory_back else 0.0,
     )
 
 
@@ -203,145 +218,6 @@ def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refuse_visibility(config: DictConfig) -> None:
-    """``hydra.job.env_set`` is applied by run_job, after us: there, such a variable would silently beat the slot."""
-    for name in config.hydra.job.env_set:
-        if name in VISIBILITY_VARIABLES:
-            raise ConfigurationError(
-                f"hydra.job.env_set.{name}={config.hydra.job.env_set[name]!r}: gpu_pool sets the visible devices of "
-                "each job itself; remove it there, and choose devices with hydra.launcher.gpus."
-            )
-
-
-_TASK_FUNCTION, _CONFIG, _CONTEXT, _STATE = "The task function", "The config", "hydra_context.", "What Hydra keeps"
-_STATE_OF_JOB = "What Hydra keeps for the job"
-
-
-class _HydraBody:
-    """What a job's process runs: compose, then Hydra's run_job."""
-
-    def __init__(self, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self._hydra_context = hydra_context
-        self._task_function = task_function
-        self._config = config
-
-    @property
-    def function(self) -> TaskFunction:
-        return self._task_function
-
-    def run(self, job: Job, call: Call) -> Result:
-        setup_globals()
-        config = self._hydra_context.config_loader.load_sweep_config(self._config, list(job.overrides))
-        with open_dict(config):
-            config.hydra.job.id = str(job.num)
-            config.hydra.job.num = job.num
-        refuse_visibility(config)
-
-        @functools.wraps(self._task_function)
-        def task_function(task_config: DictConfig) -> Any:
-            return call(self._task_function, task_config)
-
-        ret = run_job(
-            hydra_context=self._hydra_context,
-            task_function=task_function,
-            config=config,
-            job_dir_key="hydra.sweep.dir",
-            job_subdir_key="hydra.sweep.subdir",
-        )
-        directory = config.hydra.runtime.output_dir
-        if ret.status == JobStatus.FAILED:
-            return Result(ret, error=ret._return_value, directory=directory)
-        return Result(ret, value=ret._return_value, directory=directory)
-
-    def parts(self) -> dict[str, object]:
-        return {
-            _TASK_FUNCTION: self._task_function,
-            **{_CONTEXT + name: value for name, value in vars(self._hydra_context).items()},
-            _CONFIG: self._config,
-            _STATE: _hydra_state.HydraState.taken(),
-        }
-
-    def settle(self, *arguments: object) -> None:
-        for config in (*arguments, HydraConfig.instance().cfg):
-            _hydra_state.settle(config)
-
-    def renewed(self) -> dict[str, object]:
-        return {_STATE_OF_JOB: _hydra_state.HydraState.of_job()}
-
-    def begin_rank(self, rank: int) -> None:
-        """Hydra's logging of jobs; its files are rank 0's alone."""
-        hydra = HydraConfig.get()
-        logging_config: Any = OmegaConf.to_container(hydra.job_logging, resolve=True)
-        if logging_config is not None:
-            if rank != 0:
-                _drop_log_files(logging_config)
-            logging_config = OmegaConf.create(logging_config)
-        configure_log(logging_config, hydra.verbose)
-
-    @classmethod
-    def from_parts(cls, parts: Mapping[str, Any]) -> _HydraBody:
-        parts[_STATE].put()
-        if _STATE_OF_JOB in parts:
-            parts[_STATE_OF_JOB].put()
-        # By the names that there are: Hydra 1.4 has one more, and without it a job would be free to run any target.
-        context = {name.removeprefix(_CONTEXT): parts[name] for name in parts if name.startswith(_CONTEXT)}
-        return cls(HydraContext(**context), parts[_TASK_FUNCTION], parts[_CONFIG])
-
-    @staticmethod
-    def failure(job: Job, error: Exception, instead_of: Result | None = None) -> Result:
-        if instead_of is not None and isinstance(instead_of.payload, JobReturn):
-            ret = _copy(instead_of.payload)
-            ret.status, ret.return_value = JobStatus.FAILED, error
-            return Result(ret, error=error)
-        return Result(_failed(job, error), error=error)
-
-    @staticmethod
-    def without_config(result: Result) -> Result:
-        assert isinstance(result.payload, JobReturn)
-        ret = _copy(result.payload)
-        ret.cfg, ret.hydra_cfg = _plain_config(ret.cfg), _plain_config(ret.hydra_cfg)
-        return replace(result, payload=ret)
-
-
-def _drop_log_files(config: dict[str, Any]) -> None:
-    """Take the handlers that write to a file out of a configuration for logging.config."""
-    handlers = config.get("handlers") or {}
-    files = {name for name, handler in handlers.items() if "filename" in handler}
-    for name in files:
-        del handlers[name]
-    for logger in [config.get("root"), *(config.get("loggers") or {}).values()]:
-        if logger and logger.get("handlers"):
-            logger["handlers"] = [name for name in logger["handlers"] if name not in files]
-
-
-def _copy(ret: JobReturn) -> JobReturn:
-    """As copy.copy, which under Hydra 1.4 puts a RuntimeError in the place of an exception that does not pickle."""
-    copied = JobReturn()
-    vars(copied).update(vars(ret))
-    return copied
-
-
-def _plain_config(config: DictConfig | None) -> DictConfig | None:
-    """The config without the classes behind it, which may be local to a function; None where it holds odder things."""
-    try:
-        plain = DictConfig(OmegaConf.to_container(config)) if config is not None else None
-        pickle.dumps(plain)
-    except Exception:
-        return None
-    return plain
-
-
-def _failed(job: Job, error: Exception) -> JobReturn:
-    """The JobReturn of a job that made none."""
-    ret = JobReturn(
-        overrides=list(filter_overrides(job.overrides)),
-        task_name=JobRuntime.instance().get("name"),
-        status=JobStatus.FAILED,
-    )
-    ret.return_value = error
-    return ret
-
-
 def _first_failure(jobs: Sequence[Job], returns: Sequence[JobReturn]) -> str | None:
     for job, ret in zip(jobs, returns, strict=True):
         error = ret._return_value
@@ -354,7 +230,7 @@ def _first_failure(jobs: Sequence[Job], returns: Sequence[JobReturn]) -> str | N
 def _job_return(job: Job, files: SweepFiles, end: dict[str, Any] | None) -> JobReturn:
     settled = settle(job, files, end)
     if settled.error is not None:
-        return _failed(job, settled.error)
+        return failed_return(job, settled.error)
     ret = settled.payload
     assert isinstance(ret, JobReturn)
     if ret.status == JobStatus.FAILED:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ._model import JOB_ERRORS
+from ._results import error_line
 from ._tail import one_line
 from ._view import JobView, State, View, columns
 
@@ -35,10 +36,10 @@ def overview(view: View, now: float, where: str, width: int) -> list[Line]:
         "queued": count[State.QUEUED],
     }
     counts = _GAP.join(f"{number} {name}" for name, number in names.items() if number or name in {"done", "running"})
-    time = clock((view.at if view.done else now) - (now if view.began is None else view.began))
+    time = clock(view.took_s(now))
     left = None if view.done else view.left_s(now)
     if left is not None:
-        time += f", ends in about {clock(left)}"
+        time += f", ends in about {clock(max(1.0, left))}"
     slots = len(view.slots())
     if slots and not view.done:
         counts += f"    {sum(len(job.tries[-1].slots) for job in view.running())} of {slots} slots busy"
@@ -82,18 +83,21 @@ def _aligned(
 ) -> list[Line]:
     keys, values = columns([job.job for job in view.in_order()])
     by_number = dict(zip((job.job.num for job in view.in_order()), values, strict=True))
-    fixed = [["#", "gpu", "pid", "for"]]
-    for job in jobs:
+    memory = [gb(job.tries[-1].gpu_mb) if job.tries else "" for job in jobs]
+    shown = ["gpu GB"] if any(memory) else []
+    fixed = [["#", "gpu", "pid", "for", *shown]]
+    for job, held in zip(jobs, memory, strict=True):
         last = job.tries[-1] if job.tries else None
         slots, pid = (one_line(",".join(last.slots)), str(last.pid)) if last is not None else ("", "")
-        fixed.append([str(job.job.num), slots, pid, short(last.seconds(now)) if last is not None else ""])
+        row = [str(job.job.num), slots, pid, short(last.seconds(now)) if last is not None else ""]
+        fixed.append([*row, held] if shown else row)
     overrides = [
         [cut(one_line(key), _WIDEST_OVERRIDE)]
         + [cut(one_line(by_number[job.job.num].get(key, "")), _WIDEST_OVERRIDE) for job in jobs]
         for key in keys
     ]
-    widths = [max(cells(row[i]) for row in fixed) for i in range(4)]
-    left = width - sum(widths) - 4 * len(_GAP) - len(_GAP)
+    widths = [max(cells(row[i]) for row in fixed) for i in range(len(fixed[0]))]
+    left = width - sum(widths) - len(widths) * len(_GAP) - len(_GAP)
     kept: list[tuple[list[str], int]] = []
     for column in overrides:
         wide = max(map(cells, column))
@@ -108,7 +112,7 @@ def _aligned(
             row[0].rjust(widths[0]),
             row[1].ljust(widths[1]),
             row[2].rjust(widths[2]),
-            row[3].rjust(widths[3]),
+            *(cell.rjust(wide) for cell, wide in zip(row[3:], widths[3:], strict=True)),
             *(pad(column[i], wide) for column, wide in kept),
             "last line" if about is None else _what(about, last_line),
         ]
@@ -128,9 +132,24 @@ def error(job: JobView) -> str:
 
 
 def error_of(error_type: str | None, error_text: str | None) -> str:
-    """The same of an error alone. gpu_pool's own errors are whole sentences; others are known by their type."""
-    text, name = one_line(error_text or "").removeprefix("was cancelled: "), one_line(error_type or "")
-    return text if name in JOB_ERRORS or not name else f"{name}: {text}" if text else name
+    """The same of an error alone, without control characters."""
+    return one_line(error_line(error_type, error_text)).removeprefix("was cancelled: ")
+
+
+def value_text(value: Any) -> str:
+    """What a job returned, in one line, with floats as a person reads them: the whole of them is in the journal."""
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return _GAP.join(f"{one_line(str(key))} {value_text(each)}" for key, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(value_text, value))
+    return f"{value:.6g}" if isinstance(value, float) else one_line(str(value))
+
+
+def gb(mb: float | None) -> str:
+    """Of GPU memory, in GB."""
+    return "" if mb is None else f"{mb / 1000:.1f}"
 
 
 def clock(seconds: float) -> str:

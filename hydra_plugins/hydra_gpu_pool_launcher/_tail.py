@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-import stat
+from typing import Any
+
+from ._files import open_file
 
 _BLOCK = 1 << 14
 """Bytes from the end of a log that are looked at for its last line; a progress bar's are some hundred each."""
 
-# The control functions of ECMA-48: CSI with its parameters; OSC, DCS and the like, up to their ends; two characters.
-_ESCAPES = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x1b\\|\x07|$)|\x1b[ -/]*[0-~]|\x9b[0-?]*[ -/]*[@-~]", re.DOTALL
+CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]"
+"""One that is no text, but for line ends and tabs: those that turn the direction of writing are among them."""
+
+ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, the cursor
+    # OSC, DCS and the like: titles, links. An end that does not come in the same line would take the text with it.
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])(?:[^\x07\x1b\x80-\x9f\r\n]*(?:\x07|\x1b\\|\x9c))?"
+    r"|\x1b[ -/]*[0-~]"
 )
-_CONTROLS = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]"
-)
+"""The control functions of ECMA-48. Where one of them is never ended, its beginning alone."""
+
+_CONTROLS = re.compile(CONTROLS)
 
 
 def plain(text: str) -> str:
@@ -25,7 +32,7 @@ def plain(text: str) -> str:
     """
     if text.isprintable():  # as most lines are
         return text
-    return _CONTROLS.sub("", _ESCAPES.sub("", text).replace("\t", "    "))
+    return _CONTROLS.sub("", ESCAPES.sub("", text).replace("\t", "    "))
 
 
 def one_line(text: str) -> str:
@@ -39,33 +46,48 @@ def as_seen(line: str) -> str:
     return next((part for part in parts if part), "")
 
 
+_TRACEBACK = re.compile(r"(?<=\S)(?:  \+ Exception Group )?Traceback \(most recent call last\):$")
+
+
+def lines_seen(line: str) -> list[str]:
+    """The same; two lines where a traceback follows a progress bar that has not ended its line, as at most failures."""
+    seen = as_seen(line)
+    found = _TRACEBACK.search(seen)
+    if found is None or "\r" not in line.rstrip("\r"):
+        return [seen]
+    return [seen[: found.start()], found[0]]
+
+
+def encodable(text: str, stream: object) -> str:
+    """The text, with something else in the place of what the stream's encoding lacks; UTF-8 where it names none."""
+    encoding: Any = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        return str(text.encode(encoding, "replace").decode(encoding))
+    except (LookupError, TypeError, ValueError):  # of a stream of the app's own: no such encoding, or not even a name
+        return text.encode("utf-8", "backslashreplace").decode()
+
+
 def last_line(path: str) -> str:
     """The last line of a log that has something in it, as a terminal shows it; "" where there is none, or no log."""
     for line in reversed(_end(path, _BLOCK).split("\n")):
-        seen = as_seen(line)
+        seen = lines_seen(line)[-1]
         if seen:
             return seen
     return ""
 
 
-def last_lines(path: str, count: int) -> list[str]:
-    """The last so many lines of a log, oldest first, each as a terminal shows it."""
-    lines = [as_seen(line) for line in _end(path, count * 400 + _BLOCK).rstrip("\n").split("\n")]
-    return lines[-count:] if any(lines) else []
+def last_lines(path: str, size: int = 4 * _BLOCK) -> list[str]:
+    """The lines of the last so many bytes of a log, oldest first, each as a terminal shows it."""
+    lines = [seen for line in _end(path, size).rstrip("\n").split("\n") for seen in lines_seen(line)]
+    return lines if any(lines) else []
 
 
 def _end(path: str, size: int) -> str:
-    """The last bytes of a file, as text. A pipe, or whatever else somebody has put there, is no log."""
+    """The last bytes of a file, as text. A pipe, a link, or whatever else somebody has put there, is no log."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(open_file(path), "rb", buffering=0) as file:
+            return os.pread(file.fileno(), size, max(0, os.fstat(file.fileno()).st_size - size)).decode(
+                errors="replace"
+            )
     except OSError:
         return ""
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            return ""
-        return os.pread(fd, size, max(0, found.st_size - size)).decode(errors="replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)

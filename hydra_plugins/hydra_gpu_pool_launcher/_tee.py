@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ._files import SweepFiles
 from ._model import Job
-from ._tail import as_seen
+from ._tail import encodable, lines_seen
 
 AT_ONCE = 1 << 19
 """Bytes that are read at a time, of all jobs together. Of a job that prints faster, the newest are shown."""
@@ -51,7 +51,7 @@ class _Log:
         self.read += len(got)
         *whole, begun = (self.begun + got).split(b"\n")
         for line in whole:
-            yield _text(line)
+            yield from _lines(line)
         self.begun = begun[-_LONGEST:]
 
     def close(self, most: int) -> Iterator[str]:
@@ -59,12 +59,12 @@ class _Log:
         with contextlib.suppress(OSError):
             yield from self.lines(most)
         if self.begun:
-            yield _text(self.begun)
+            yield from _lines(self.begun)
         os.close(self.fd)
 
 
-def _text(line: bytes) -> str:
-    return as_seen(line[-_LONGEST:].decode(errors="replace"))
+def _lines(line: bytes) -> list[str]:
+    return lines_seen(line[-_LONGEST:].decode(errors="replace"))
 
 
 @dataclass
@@ -170,6 +170,4 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 def _print(num: int, lines: Sequence[str]) -> None:
     if lines:
         text = "".join(f"[{num}] {line}".rstrip() + "\n" for line in lines)
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-        sys.stdout.flush()
+        print(encodable(text, sys.stdout), end="", flush=True)

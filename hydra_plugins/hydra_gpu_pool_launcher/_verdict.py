@@ -8,7 +8,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from ._model import JOB_ERRORS, Cause, Exit, Job, Outcome, Report, Status
+from ._errors import JOB_ERRORS
+from ._model import Cause, Exit, Job, Outcome, Report, Status
 
 LOST_AFTER_S = 10.0
 """From SIGKILL (or from the death of a job's own process) to giving up on what is still there. A process that the

@@ -7,6 +7,7 @@ Whatever shows a sweep (a table that moves, a report, a command in another termi
 from __future__ import annotations
 
 import enum
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class TryView:
     """One try. Times in seconds since the epoch; ``ended``, ``state`` and what follows them: None while it runs.
 
     ``state``: how it ended, also where the job was tried again after it. ``cpu_s``, ``peak_mb``: as in ``_model.Exit``.
+    ``gpu_mb``: of GPU memory, in MB, what it holds while it runs, then the most that it was seen with; None: not known.
     """
 
     attempt: int
@@ -51,6 +53,7 @@ class TryView:
     error_text: str | None = None
     cpu_s: float | None = None
     peak_mb: float | None = None
+    gpu_mb: float | None = None
 
     def seconds(self, now: float) -> float:
         """How long it took, or has taken so far."""
@@ -59,17 +62,20 @@ class TryView:
 
 @dataclass
 class JobView:
-    """One job. ``tries``: none where it has not been started in this sweep. ``stopping``: why, where it is.
+    """One job. ``tries``: none where the latest launch that has it did not start it. ``stopping``: why, where it is.
+
+    ``taken_over``: the tries of the launch in which it completed, where a resume has its result from there.
 
     ``cause``: of its end, or of the stop that is under way.
-    ``seconds``, ``cpu_s``, ``peak_mb``: of its last try, as the journal has them; of a job that a resume has taken
-    over, those of the sweep in which it completed.
+    ``seconds``, ``cpu_s``, ``peak_mb``, ``gpu_mb``: of its last try, as the journal has them; of a job that a resume
+    has taken over, those of the sweep in which it completed.
     """
 
     job: Job
     state: State = State.QUEUED
     tries: list[TryView] = field(default_factory=list)
     stopping: str | None = None
+    taken_over: Sequence[TryView] = ()
     cause: Cause | None = None
     error_type: str | None = None
     error_text: str | None = None
@@ -77,6 +83,12 @@ class JobView:
     seconds: float | None = None
     cpu_s: float | None = None
     peak_mb: float | None = None
+    gpu_mb: float | None = None
+
+    @property
+    def known_tries(self) -> Sequence[TryView]:
+        """Those that have led to what is said of it, be it in an earlier launch."""
+        return self.tries or self.taken_over
 
     @property
     def running(self) -> TryView | None:
@@ -88,8 +100,9 @@ class JobView:
 class Launch:
     """Who runs the sweep, of the latest launch. ``started``: the supervisor's start time, in clock ticks since boot.
 
-    ``command``: as main was started; ``host``, ``boot``: the machine, and which of its lives: a pid of another one says
-    nothing here.
+    ``command``: as main was started; ``given``: the overrides in it, None where no command goes on with the sweep.
+    ``says_given``: False, where the journal is of a version that did not say so. ``host``, ``boot``: the machine, and
+    which of its lives: a pid of another one says nothing here.
     """
 
     main: int
@@ -100,30 +113,39 @@ class Launch:
     command: tuple[str, ...]
     cwd: str
     slots: tuple[str, ...]
+    given: tuple[str, ...] | None
+    says_given: bool
 
 
 @dataclass
 class View:
-    """What the events so far say. ``at``: the time of the last one; ``done``: no launch is under way."""
+    """What the events so far say. ``at``: the time of the last one; ``done``: no launch is under way.
+
+    ``paused_s``: how long nobody ran the sweep, between the last event of one main process and the launch of the next.
+    """
 
     jobs: dict[int, JobView] = field(default_factory=dict)
     launch: Launch | None = None
     began: float | None = None
     at: float = 0.0
     done: bool = False
+    paused_s: float = 0.0
+    _completed: dict[Job, Sequence[TryView]] = field(default_factory=dict)
 
     def take(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Events of the journal, in their order. What is not known, of a later version say, is passed over."""
         for event in events:
             handle = getattr(self, f"_on_{event.get('event')}", None)
             if handle is not None:
-                self.at = float(event["time"])
-                self.began = self.at if self.began is None else self.began
-                handle(event)
+                at = float(event["time"])
+                self.began = at if self.began is None else self.began
+                handle(event)  # which may ask for the time of the last one before
+                self.at = at
 
     # --- events ---
 
     def _on_launch(self, event: Mapping[str, Any]) -> None:
+        before = self.launch
         self.launch = Launch(
             main=event["main"],
             supervisor=event["supervisor"],
@@ -133,11 +155,18 @@ class View:
             command=tuple(event["command"]),
             cwd=event["cwd"],
             slots=tuple(event["slots"]),
+            given=None if event.get("given") is None else tuple(event["given"]),
+            says_given="given" in event,
         )
+        if before is not None and not _same_main(before, self.launch):
+            self.paused_s += max(0.0, event["time"] - self.at)
         self.done = False
 
     def _on_queued(self, event: Mapping[str, Any]) -> None:
         job = Job(event["job"], tuple(event["overrides"]))
+        before = self.jobs.get(job.num)
+        if before is not None and before.state is State.COMPLETED and before.known_tries:
+            self._completed[before.job] = before.known_tries
         self.jobs[job.num] = JobView(job)
         self.done = False
 
@@ -145,6 +174,11 @@ class View:
         job = self._job(event)
         job.state = State.RUNNING
         job.tries.append(TryView(event["attempt"], event["pid"], tuple(event["slots"]), event["time"]))
+
+    def _on_memory(self, event: Mapping[str, Any]) -> None:
+        running = self._job(event).running
+        if running is not None:
+            running.gpu_mb = event["gpu_mb"]
 
     def _on_stop(self, event: Mapping[str, Any]) -> None:
         job = self._job(event)
@@ -162,6 +196,9 @@ class View:
         job.cause, job.value = Cause(event["cause"]), event["value"]
         job.error_type, job.error_text = event["error_type"], event["error_text"]
         job.seconds, job.cpu_s, job.peak_mb = (event.get(name) for name in ("seconds", "cpu_s", "peak_mb"))
+        job.gpu_mb = event.get("gpu_mb")
+        if job.cause is Cause.RESUMED:
+            job.taken_over = self._completed.get(job.job, ())
 
     def _on_done(self, _: Mapping[str, Any]) -> None:
         self.done = True
@@ -175,9 +212,14 @@ class View:
             return  # it was never started, or that was in an earlier sweep
         last.ended, last.state, last.cause = event["time"], State(event["status"]), Cause(event["cause"])
         last.error_type, last.error_text = event["error_type"], event["error_text"]
-        last.cpu_s, last.peak_mb = event.get("cpu_s"), event.get("peak_mb")
+        last.cpu_s, last.peak_mb, last.gpu_mb = event.get("cpu_s"), event.get("peak_mb"), event.get("gpu_mb")
 
     # --- questions ---
+
+    def took_s(self, now: float) -> float:
+        """Seconds that the sweep has taken so far, without the time between its launches in which nobody ran it."""
+        began = now if self.began is None else self.began
+        return max(0.0, (self.at if self.done else now) - began - self.paused_s)
 
     def in_order(self) -> list[JobView]:
         """The jobs by their numbers."""
@@ -215,20 +257,35 @@ class View:
         return min(1.0, used / (length * len(slots))) if length > 0 else None
 
     def left_s(self, now: float) -> float | None:
-        """Seconds until the jobs known so far will have ended, if the rest are like those that ended by themselves.
+        """Seconds until the jobs known so far will have ended, if the rest are like those that completed; more than 0.
 
-        None where none has, or the slots are not known.
+        Where none has, like those that failed by themselves. A job that runs is like those that took longer than it has
+        so far. None where nothing can be told: none has ended, the slots are not known, or the last jobs have taken
+        longer than any before.
         """
-        took = [each.seconds(now) for _, each in self.tries() if each.state in {State.COMPLETED, State.FAILED}]
-        slots = self.slots()
+        ended: dict[State | None, list[float]] = {}
+        for _, each in self.tries():
+            ended.setdefault(each.state, []).append(each.seconds(now))
+        took = sorted(ended.get(State.COMPLETED) or ended.get(State.FAILED) or [])
+        slots, queued = self.slots(), self.count()[State.QUEUED]
         if not took or not slots:
             return None
-        mean = sum(took) / len(took)
-        running = [max(0.0, mean - job.tries[-1].seconds(now)) for job in self.running()]
-        queued = self.count()[State.QUEUED]
+        running = []
+        for job in self.running():
+            age = job.tries[-1].seconds(now)
+            if longer := took[bisect_right(took, age) :]:
+                running.append(sum(longer) / len(longer) - age)
+            elif not queued:
+                return None
         per_job = max((len(each.slots) for _, each in self.tries()), default=1)
         at_once = max(1, len(slots) // per_job)
-        return max([(sum(running) + mean * queued) / at_once, *running])
+        left = max([(sum(running) + sum(took) / len(took) * queued) / at_once, *running])
+        return left if left > 0 else None
+
+
+def _same_main(one: Launch, other: Launch) -> bool:
+    """A sweeper that works in batches launches each of them from the same process."""
+    return (one.main, one.host, one.boot) == (other.main, other.host, other.boot)
 
 
 def differing_overrides(jobs: Sequence[Job]) -> list[list[str]]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import _process
+from . import _descriptors, _inotify
 from ._files import SweepFiles
 from ._outside import NoSweep, Standing, WatchedSweep, as_left, over, shown
 from ._status import as_json, dumps, report
@@ -83,8 +83,8 @@ def watch(files: SweepFiles, *, json_wanted: bool, everything: bool) -> None:
 def _changes(files: SweepFiles) -> Iterator[WatchedSweep | None]:
     """The sweep, again and again: at once, when something happens in it, and each second. None: it is not there yet."""
     sweep: WatchedSweep | None = None
-    reader_of_ours = _process.pipe_behind(1)
-    with _process.Changes() as changes, contextlib.ExitStack() as stack:
+    reader_of_ours = _descriptors.pipe_behind(1)
+    with _inotify.Changes() as changes, contextlib.ExitStack() as stack:
         while True:
             began = time.monotonic()
             changes.watch(files.root)
@@ -102,7 +102,7 @@ def _changes(files: SweepFiles) -> Iterator[WatchedSweep | None]:
             ready = changes.wait(_REDRAW_S, *others)
             if reader_of_ours in ready:
                 raise BrokenPipeError
-            _process.wait_readable([], began + _LEAST_S - time.monotonic())
+            _descriptors.wait_readable([], began + _LEAST_S - time.monotonic())
 
 
 def _watch_lines(files: SweepFiles, json_wanted: bool) -> WatchedSweep | None:

@@ -11,32 +11,33 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import _files, _interpreter, _job, _journal, _leader, _process, _returns
-from ._carry import CarriedBody
-from ._family import Family, children
-from ._files import SweepFiles
-from ._journal import Journal
-from ._leader import Origin as OriginOfJob
-from ._model import (
-    CANCELLED_BY_HAND,
-    Cancel,
-    ConfigurationError,
-    Ending,
-    Group,
-    Job,
-    Layout,
-    Policy,
-    Report,
-    Slot,
-    Start,
-    Stop,
+from . import (
+    _descriptors,
+    _files,
+    _interpreter,
+    _job,
+    _leader,
+    _pidfd,
+    _returns,
+    _signals,
 )
-from ._pool import Close, Died, Request
-from ._resume import Earlier, take_up, tally
+from ._carry import CarriedBody
+from ._events import Ending, Freed, Start, Stop
+from ._family import Family, children
+from ._leader import Origin as OriginOfJob
+from ._leases import Leases
+from ._line import Holder
+from ._memory import Memory
+from ._model import Group, Layout, Policy, Report, Slot
+from ._monitor import Monitor
+from ._records import Records
+from ._requests import Close, Request, from_line
+from ._resume import Earlier
+from ._system import Died, Happening
 
 CANCEL = signal.SIGUSR2
 """To the supervisor, from whoever has asked for the end of a job, see ``_files.ask_to_cancel``."""
@@ -47,6 +48,8 @@ class App:
     """What the supervisor inherits by the fork: the app as it is, and how its jobs are to be run.
 
     ``devices``: the variables that show a job the devices of its slots, given the environment of the request.
+    ``driver``: the command by which the driver is asked for the devices' memory; None: there is none, or no need.
+    ``driver_knows_our_pids``: False in a container, to whose processes it gives other pids.
     """
 
     body: CarriedBody
@@ -56,6 +59,9 @@ class App:
     cores: int
     group: Group | None  # where a job is one of ranks
     devices: Callable[[Sequence[Slot], Mapping[str, str]], dict[str, str]]
+    leases: str | None  # the directory of the leases; None: the slots are not leased
+    driver: tuple[str, ...] | None = None
+    driver_knows_our_pids: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,10 +87,11 @@ class SystemWorld:
         origin: Origin,
         wakeup: tuple[int, int],
         guard_pidfd: int,
-        handlers_of_the_app: Mapping[int, _process.Action],
+        handlers_of_the_app: Mapping[int, _signals.Action],
         mask_of_the_app: frozenset[int],
         spawn: int | None,
         imported: str | None,
+        leases: Leases | None,
     ) -> None:
         self._app = app
         self._mask_of_the_app = mask_of_the_app
@@ -101,31 +108,55 @@ class SystemWorld:
         if imported is not None:
             self._family.spare(children())  # what the app's import has started: a resource tracker, say
         self._unread = b""
-        self._request: Request | None = None
-        self._journal: Journal | None = None
-        self._lock: int | None = None
+        self._records = Records(app.layout, origin.main, self.tell, imported)
         self._said_unsaved = False  # in this launch
+        self._memory = Memory(
+            devices=app.layout.devices,
+            family=self._family,
+            monitor=None if app.driver is None else Monitor(app.driver, self._family),
+            pids=app.driver_knows_our_pids,
+            least=app.policy.min_free,
+            tell=self._tell_of_memory,
+        )
+        self._leases = leases
+        self._said_unleased = False
         self._over: set[int] = set()  # of the channel and the lifelines: those that have told all they can
 
     def now(self) -> float:
         return time.monotonic()
 
-    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died]:
-        timeout = None if deadline is None else deadline - time.monotonic()
+    def wait(self, deadline: float | None) -> Sequence[Happening]:
+        while True:
+            measured = self._memory.step(time.monotonic())
+            dues = [due for due in (deadline, self._memory.deadline) if due is not None]
+            timeout = 0.0 if measured else min(dues) - time.monotonic() if dues else None
+            events = [*measured, *self._wait(timeout)]
+            if events or (deadline is not None and time.monotonic() >= deadline):
+                return events
+
+    def _wait(self, timeout: float | None) -> list[Happening]:
+        """What happened to the jobs, or came from outside. What the driver has said is only looked at in ``wait``."""
+        memory = self._memory.descriptors()
+        bell = None if self._leases is None else self._leases.bell
         watch = {self._origin.channel, self._wakeup[0], *self._lifelines} - self._over
+        watch |= {*memory} if bell is None else {*memory, bell}
         steps, ready = self._family.wait(timeout, watch)
-        events: list[Request | Close | Stop | Cancel | Ending | Died] = [
-            Ending(num) if exit_ is None else Died(num, exit_) for num, exit_ in steps.items()
-        ]
+        events: list[Happening] = [Ending(num) if exit_ is None else Died(num, exit_) for num, exit_ in steps.items()]
         for fd in ready:
-            if fd == self._origin.channel:
+            if fd in memory:
+                pass
+            elif fd == self._origin.channel:
                 events += self._from_main()
+            elif fd == bell:
+                assert self._leases is not None
+                self._leases.heard()
+                events.append(Freed())
             elif fd == self._wakeup[0]:
                 numbers = set(os.read(fd, 64))
                 if _job.UNSAVED in numbers:
                     self._tell_of_unsaved()
                 if CANCEL in numbers:
-                    events += self._cancelled_by_hand()
+                    events += self._records.cancelled_by_hand()
                 if names := sorted(signal.Signals(number).name for number in numbers - {_job.UNSAVED, CANCEL}):
                     events += [Stop(f"{' and '.join(names)} to the supervisor", signal.SIGTERM), Close()]
             else:
@@ -133,7 +164,7 @@ class SystemWorld:
                 events += [Stop(self._lifelines[fd], signal.SIGTERM), Close()]
         return events
 
-    def _from_main(self) -> list[Request | Close | Stop | Cancel | Ending | Died]:
+    def _from_main(self) -> list[Happening]:
         try:
             got = os.read(self._origin.channel, 1 << 16)
         except ConnectionResetError:
@@ -142,65 +173,11 @@ class SystemWorld:
             self._over.add(self._origin.channel)
             return [Stop("the main process is gone, or has become another program", signal.SIGTERM), Close()]
         *lines, self._unread = (self._unread + got).split(b"\n")
-        return [event for line in lines for event in _from_line(line)]
+        return [event for line in lines for event in from_line(line)]
 
     def open(self, request: Request) -> Earlier | None:
-        aside: list[str] = []
-        if self._request is None or self._request.files != request.files:
-            self._close_files()
-            self._take_directory(request.files, request.fresh, aside.append)
-        assert self._journal is not None
         self._said_unsaved = False
-        _files.take_cancellations(request.files)  # what a supervisor that was killed did not come to
-        earlier = take_up(request.files, request.jobs) if request.resume else None
-        self._request = request
-        # Main reads only now, and from here: until then, the file may be that of an earlier sweep.
-        self.tell({"opened": os.fstat(self._journal.fd).st_size})
-        layout = self._app.layout
-        self.record(
-            "launch",
-            main=self._origin.main,
-            supervisor=os.getpid(),
-            started=_process.start_time(os.getpid()),
-            host=os.uname().nodename,
-            boot=_process.boot_id(),
-            command=request.command,
-            cwd=request.cwd,
-            slots=[layout.label(slot) for slot in layout.slots],
-        )
-        for path in aside:
-            self._record_earlier(SweepFiles(request.files.sweep_dir, os.path.basename(path)))
-        return earlier
-
-    def _record_earlier(self, files: SweepFiles) -> None:
-        """The sweep that had the directory so far: whoever forgot the key ``resume`` has little to lose yet."""
-        with contextlib.suppress(OSError):
-            earlier = tally(files)
-            self.record("moved_aside", to=files.name, jobs=earlier.jobs, completed=len(earlier.completed))
-
-    def _take_directory(self, files: SweepFiles, fresh: bool, moved: Callable[[str], object] = lambda _: None) -> None:
-        """Its lock, and its journal, in place of those that were held so far: nothing changes where this raises."""
-        lock = _files.claim(files, self._origin.main, fresh, moved)
-        try:
-            log = _files.open_to_append(files.supervisor_log)
-            journal = _journal.begin(files)
-        except OSError as error:
-            os.close(lock)
-            raise _files.cannot_be_written(files, error) from error
-        self._close_files()
-        self._lock, self._journal = lock, journal
-        _process.redirect(log, 1, 2)
-        if self._imported:
-            with contextlib.suppress(OSError):
-                os.write(2, self._imported.encode(errors="replace"))
-            self._imported = ""
-
-    def _close_files(self) -> None:
-        if self._journal is not None:
-            os.close(self._journal.fd)
-        if self._lock is not None:
-            os.close(self._lock)
-        self._lock = self._journal = self._request = None
+        return self._records.open(request)
 
     def refuse(self, why: str) -> None:
         self.tell({"refused": why})
@@ -215,41 +192,18 @@ class SystemWorld:
     def _to_main(self, line: bytes) -> None:
         """Where the buffer is full, main has enough to wake up for; where it is closed, nobody is there to."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-            _process.send(self._origin.channel, line)
+            _descriptors.send(self._origin.channel, line)
 
     def record(self, event: str, **facts: Any) -> None:
-        assert self._journal is not None
-        self._journal.append(event, **facts)
-        if self._journal.removed:
-            self.blocked()
+        self._records.record(event, **facts)
 
     def blocked(self) -> str | None:
-        if self._journal is None or self._request is None:
-            return None
-        files = self._request.files
-        try:
-            if self._journal.removed:
-                owed, request = self._journal.owed, self._request
-                self._take_directory(files, fresh=False)
-                self._journal.owed, self._request = owed, request
-                self.warn(f"{files.root} was removed: it is made anew, and the sweep goes on without what was in it")
-            self._journal.pay()
-            _files.require_room(files)
-        except ConfigurationError as error:
-            return str(error)
-        except OSError as error:
-            return f"the sweep's files cannot be written ({files.root}: {error.strerror})"
-        return None
-
-    def _cancelled_by_hand(self) -> list[Cancel]:
-        if self._request is None:
-            return []
-        return [Cancel(num, CANCELLED_BY_HAND) for num in _files.take_cancellations(self._request.files)]
+        return self._records.blocked()
 
     def _tell_of_unsaved(self) -> None:
-        if self._request is not None and not self._said_unsaved:
+        if self._records.request is not None and not self._said_unsaved:
             self._said_unsaved = True
-            where = self._request.files.sweep_dir
+            where = self._records.request.files.sweep_dir
             self.warn(f"a job cannot save its result in {where}, and waits until it can: free some space there")
 
     def warn(self, text: str) -> None:
@@ -258,10 +212,35 @@ class SystemWorld:
     def leave(self) -> None:
         self.tell({"over": True})
 
+    def lease(self, start: Start) -> frozenset[Slot]:
+        if self._leases is None:
+            return frozenset()
+        taken = self._leases.take(start.job.num, start.slots, self._holder())
+        if self._leases.fault is not None and not self._said_unleased:
+            self._said_unleased = True
+            self.warn(self._leases.fault)
+        return taken
+
+    def release(self, num: int) -> None:
+        if self._leases is not None:
+            self._leases.release(num)
+
+    def wait_for(self, slots: frozenset[Slot]) -> bool:
+        return self._leases is not None and self._leases.wait_for(slots, self._holder() if slots else Holder())
+
+    def holders(self, slots: Collection[Slot]) -> str:
+        assert self._leases is not None
+        return self._leases.holders(slots)
+
+    def _holder(self) -> Holder:
+        assert self._records.request is not None
+        return Holder(self._origin.main, self._records.request.files.sweep_dir)
+
     def start(self, start: Start) -> int:
-        assert self._request is not None
-        request, app = self._request, self._app
+        assert self._records.request is not None
+        request, app = self._records.request, self._app
         files, num = request.files, start.job.num
+        self._memory.started(num, [slot.device for slot in start.slots])
         _files.make_job_dir(files, num)
         _returns.clear_result(files, num)
         _returns.set_aside_logs(files, num)
@@ -304,17 +283,16 @@ class SystemWorld:
 
     def _descriptors(self) -> set[int]:
         """All that is ours, for a job to close."""
-        assert self._journal is not None
-        assert self._lock is not None
-        pool = {self._origin.channel, *self._wakeup, *self._lifelines, self._journal.fd, self._lock}
-        return pool.union(self._family.descriptors())
+        pool = {self._origin.channel, *self._wakeup, *self._lifelines, *self._memory.descriptors()}
+        leases = set() if self._leases is None else self._leases.descriptors()
+        return pool.union(self._records.descriptors(), self._family.descriptors(), leases)
 
     def signal(self, num: int, signum: int) -> None:
         self._family.signal(num, signum)
 
     def saving(self, num: int) -> bool:
         pid = self._family.leader(num)
-        return pid is not None and _process.name_of(pid) == _job.SAVING
+        return pid is not None and _pidfd.name_of(pid) == _job.SAVING
 
     def kill(self, num: int) -> None:
         self._family.kill(num)
@@ -323,49 +301,26 @@ class SystemWorld:
         self._family.abandon(num)
 
     def report(self, num: int) -> Report | None:
-        assert self._request is not None
-        return _returns.load_report(self._request.files, num)
+        assert self._records.request is not None
+        return _returns.load_report(self._records.request.files, num)
 
     def set_aside(self, num: int) -> None:
-        assert self._request is not None
+        assert self._records.request is not None
         try:
-            _returns.set_aside_late(self._request.files, num)
+            _returns.set_aside_late(self._records.request.files, num)
         except OSError:  # its outcome stays there, and the journal, which knows better, is asked first
             traceback.print_exc()
 
+    def look(self) -> None:
+        self._memory.look(time.monotonic())
 
-def _from_line(line: bytes) -> list[Request | Close | Stop]:
-    try:
-        message = json.loads(line)
-    except ValueError:  # main was torn out of a line, by a signal handler of the app that raised
-        return [Stop("the main process cannot be understood", signal.SIGTERM), Close()]
-    if "request" in message:
-        return [_request_from_json(message["request"])]
-    if "close" in message:
-        return [Stop("the launcher was closed", signal.SIGTERM), Close()]
-    return [Stop(message["why"], message["stop"])]
+    def scarcity(self, device: int) -> str:
+        return self._memory.scarcity(device)
 
+    def gpu_mb(self, num: int) -> float | None:
+        return self._memory.gpu_mb(num)
 
-def request_to_json(request: Request) -> dict[str, Any]:
-    """The request as one JSON object, for the supervisor at the other end of the channel."""
-    return {
-        "jobs": [[job.num, *job.overrides] for job in request.jobs],
-        "sweep_dir": request.files.sweep_dir,
-        "environ": dict(request.environ),
-        "cwd": request.cwd,
-        "command": request.command,
-        "fresh": request.fresh,
-        "resume": request.resume,
-    }
-
-
-def _request_from_json(message: dict[str, Any]) -> Request:
-    return Request(
-        jobs=tuple(Job(num, tuple(overrides)) for num, *overrides in message["jobs"]),
-        files=SweepFiles(message["sweep_dir"]),
-        environ=message["environ"],
-        cwd=message["cwd"],
-        command=tuple(message["command"]),
-        fresh=message["fresh"],
-        resume=message["resume"],
-    )
+    def _tell_of_memory(self, num: int, gpu_mb: float) -> None:
+        if self._records.blocked() is None:  # what is owed would grow, second by second
+            self.record("memory", job=num, gpu_mb=round(gpu_mb, 1))
+            self.ring()
