@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from running import StartApp, starting
+from standin import Cards, build_library, install_smi
 from support import RunApp
 
-from hydra_plugins.hydra_gpu_pool_launcher import _family, _process
+from hydra_plugins.hydra_gpu_pool_launcher import _family, _process, _sysfs
 
 
 def pytest_collection_finish() -> None:
@@ -43,12 +45,30 @@ def _no_devices_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         "HIP_VISIBLE_DEVICES",
         "ROCR_VISIBLE_DEVICES",
         "ZE_AFFINITY_MASK",
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "XLA_CLIENT_MEM_FRACTION",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
+        "XLA_PYTHON_CLIENT_PREALLOCATE",
+        "XLA_PYTHON_CLIENT_ALLOCATOR",
+        "TF_FORCE_GPU_ALLOW_GROWTH",
+        "TF_GPU_ALLOCATOR",
         "OMP_NUM_THREADS",
         "MKL_NUM_THREADS",
         "OPENBLAS_NUM_THREADS",
         "NUMEXPR_NUM_THREADS",
+        "GPU_POOL_GPUS",
     ):
         monkeypatch.delenv(name, raising=False)
+    for root in ("KFD", "DRM"):
+        monkeypatch.setattr(_sysfs, root, os.devnull)
+
+
+@pytest.fixture(autouse=True)
+def leases(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory in which the sweeps of this test, and of its apps, lease their slots: no other sweep does."""
+    directory = tmp_path_factory.mktemp("leases")
+    monkeypatch.setenv("GPU_POOL_LEASES", str(directory))
+    return directory
 
 
 @pytest.fixture
@@ -60,6 +80,43 @@ def start_app(tmp_path: Path) -> Iterator[StartApp]:
 @pytest.fixture
 def run_app(tmp_path: Path) -> RunApp:
     return RunApp(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def _nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cc = shutil.which("cc")
+    if cc is None:
+        pytest.skip("there is no C compiler to build the stand-in for NVML with")
+    directory = tmp_path_factory.mktemp("nvml")
+    build_library(directory, cc)
+    return directory
+
+
+@pytest.fixture
+def cards(_nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
+    """GPUs that NVML tells of, here and in every process that the test starts; none until the test says which."""
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    return _told(tmp_path, monkeypatch, LD_LIBRARY_PATH=_before("LD_LIBRARY_PATH", _nvml_library))
+
+
+@pytest.fixture
+def cards_by_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
+    """The same, of which nvidia-smi alone can tell: where NVML is installed, it lacks the driver's library."""
+    (tmp_path / "smi").mkdir()
+    install_smi(tmp_path / "smi")
+    return _told(tmp_path, monkeypatch, PATH=_before("PATH", tmp_path / "smi"))
+
+
+def _before(variable: str, directory: Path) -> str:
+    return os.pathsep.join(filter(None, [str(directory), os.environ.get(variable)]))
+
+
+def _told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **environ: str) -> Cards:
+    cards = Cards(tmp_path / "cards", {**environ, "STANDIN_CARDS": str(tmp_path / "cards")})
+    for name, value in cards.environ.items():
+        monkeypatch.setenv(name, value)
+    cards.are()
+    return cards
 
 
 def _is_zombie(pid: int) -> bool:

@@ -29,10 +29,20 @@ from running import App, StartApp
 from support import LIMIT_S, sleeper
 from test_view import end, launch, queued, seen, start, stop
 
-from hydra_plugins.hydra_gpu_pool_launcher import _cancel, _cli, _descriptors, _gpus, _logs, _pidfd, _status
+from hydra_plugins.hydra_gpu_pool_launcher import (
+    _cancel,
+    _cli,
+    _descriptors,
+    _gpus,
+    _logs,
+    _machine,
+    _pidfd,
+    _status,
+)
+from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
-from hydra_plugins.hydra_gpu_pool_launcher._machine import Gpu
+from hydra_plugins.hydra_gpu_pool_launcher._line import Holder
 from hydra_plugins.hydra_gpu_pool_launcher._outside import Standing, WatchedSweep, find, resume_command, standing
 from hydra_plugins.hydra_gpu_pool_launcher._view import Launch
 
@@ -222,6 +232,24 @@ def test_status_shows_what_runs_with_its_last_line_what_failed_and_why_and_what_
         ["#", "gpu", "took", "lr", "status", "value"],
         ["0", "0.0", "0:09", "0", "COMPLETED", "loss", "0.25", "acc", "1"],
     ]
+
+
+def test_what_jobs_hold_of_their_gpus_is_shown_where_it_is_known(run: Run, tmp_path: Path) -> None:
+    at_work(tmp_path)
+    write(tmp_path, {"event": "memory", "time": 30.0, "job": 2, "gpu_mb": 12_345.6}, start(3, 31.0, "1.0"))
+    write(tmp_path, end(3, 41.0, gpu_mb=900.0))
+    code, out, _ = run("status", ".")
+    assert code == 0
+    table = [line.split()[:5] for line in out.splitlines()[3:]]
+    assert table[0] == ["#", "gpu", "pid", "for", "gpu"]
+    assert table[1] == ["2", "0.0", "102", "1:12", "12.3"]
+    assert table[-3:] == [
+        ["#", "gpu", "took", "gpu", "GB"],
+        ["0", "0.0", "0:09", "0", "COMPLETED"],
+        ["3", "1.0", "0:10", "0.9", "3"],
+    ]
+    held = {job["job"]: job["gpu_mb"] for job in json.loads(run("status", "--json", ".")[1])["jobs"]}
+    assert held == {0: None, 1: None, 2: 12_345.6, 3: 900.0}
 
 
 def test_the_jobs_of_a_sweep_that_is_over_are_shown_by_their_numbers(run: Run, tmp_path: Path) -> None:
@@ -1021,11 +1049,38 @@ def test_gpus_of_a_machine_without_any_are_cpu_slots_and_what_no_driver_confirms
     assert [line.split() for line in lines[3:6]] == [["id", "shown", "to", "a", "job", "as"], ["0", "1"], ["1", "3"]]
 
 
+def test_gpus_says_which_slots_are_leased_by_whom_whatever_they_are_called_here() -> None:
+    held = {"GPU-0abc.1": Holder(7, "/there"), "GPU-1abc.0": Holder(8, "/here"), "5.0": Holder(9, "/elsewhere")}
+    told = _gpus.told({"CUDA_VISIBLE_DEVICES": "2,0"}, H200, 4, held)
+    assert _gpus.lines(told)[-2:] == [
+        "slot 0.1 is leased by the sweep in /there (process 7)",
+        "slot GPU-1abc.0 is leased by the sweep in /here (process 8)",
+    ]
+    leases = [gpu["leases"] for gpu in _gpus.as_json(told)["gpus"]]
+    assert leases == [
+        [],
+        [{"slot": 1, "pid": 7, "directory": "/there"}],
+        [{"slot": 0, "pid": 8, "directory": "/here"}],
+    ]
+    without = _gpus.told({"CUDA_VISIBLE_DEVICES": "5"}, None, 4, held)
+    assert "slot 5.0 is leased by the sweep in /elsewhere (process 9)" in _gpus.lines(without)
+
+
+def test_gpus_says_so_where_what_is_leased_cannot_be_read(
+    run: Run, leases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_machine, "discover", lambda _: None)
+    leases.chmod(0o755)
+    code, out, _ = run("gpus")
+    assert code == 0
+    assert f"who leases what cannot be read in {leases}: others can use it" in out
+
+
 def test_a_driver_that_does_not_answer_is_said_to_be_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(_: object) -> None:
         raise ConfigurationError("the NVIDIA driver cannot be asked (it is in trouble)")
 
-    monkeypatch.setattr(_gpus, "discover", silent)
+    monkeypatch.setattr(_machine, "discover", silent)
     assert "it is in trouble" in wrong(run, "gpus")
 
 

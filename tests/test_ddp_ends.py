@@ -674,6 +674,31 @@ def test_ranks_are_not_forked_from_a_job_whose_callback_has_initialised_cuda(run
     ) in done.stdout
 
 
+REFUSING = """
+import os, sys, types
+from hydra.experimental.callback import Callback
+
+class Own(Callback):
+    def on_job_start(self, config, **kwargs):
+        at, module = os.getpid(), types.ModuleType("torch.xpu")
+        module._is_in_bad_fork = lambda: os.getpid() != at
+        sys.modules["torch.xpu"] = module
+"""
+
+
+def test_nor_from_one_whose_callback_has_touched_a_gpu_of_which_torch_alone_can_tell(
+    run_app: RunApp, tmp_path: Path
+) -> None:
+    """A stand-in under the name of one of its modules."""
+    conf(tmp_path)
+    (tmp_path / "callback.py").write_text(REFUSING)
+    app = APP.replace("import hydra, torch", "import hydra").replace("torch.set_num_threads(2)", "return 1")
+    on_gpu = ["hydra.launcher.vendor=intel", "hydra.launcher.gpus=[0]"]
+    done = run_app(app, *DDP, *on_gpu, "hydra.launcher.start_method=fork")
+    assert done.returncode == 1, done.stdout
+    assert "callbacks run: something in it has called a torch.cuda or torch.xpu function" in done.stdout
+
+
 # --- descriptors ---
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -14,12 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydra_plugins.hydra_gpu_pool_launcher import _devices, _machine
-from hydra_plugins.hydra_gpu_pool_launcher._devices import choose, inherited, layout, visibility
+from hydra_plugins.hydra_gpu_pool_launcher import _cards, _devices, _machine
+from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu, Instance
+from hydra_plugins.hydra_gpu_pool_launcher._devices import choose, layout, visibility
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
-from hydra_plugins.hydra_gpu_pool_launcher._machine import Gpu, discover
+from hydra_plugins.hydra_gpu_pool_launcher._machine import discover
 from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Layout, Slot
 from hydra_plugins.hydra_gpu_pool_launcher._settings import checked
+from hydra_plugins.hydra_gpu_pool_launcher._vendors import inherited
 
 FOUR = tuple(Gpu(i, f"GPU-{letter}{i}00-1111", "Fake", False) for i, letter in enumerate("abcd"))
 SHY = (FOUR[0], Gpu(1, "GPU-b100-1111", "Fake", True))
@@ -72,7 +75,7 @@ def refusal(*args: Any, **raw: Any) -> str:
     ],
 )
 def test_the_inherited_list_is_read_as_cuda_reads_it(value: str | None, devices: Any) -> None:
-    assert inherited({} if value is None else {"CUDA_VISIBLE_DEVICES": value}) == devices
+    assert inherited({} if value is None else {"CUDA_VISIBLE_DEVICES": value}).entries == devices
 
 
 @pytest.mark.parametrize("found", [None, FOUR, ()])
@@ -101,7 +104,7 @@ def test_an_inherited_list_of_numbers_and_names_is_refused(value: str) -> None:
 @pytest.mark.parametrize("value", ["1,4,0", "1,GPU-x,0", f"1,{'9' * 5000},0"])
 def test_an_entry_the_machine_does_not_have_ends_the_inherited_list_and_a_line_says_so(value: str) -> None:
     plan, lines = chosen(value, FOUR)
-    assert plan.devices == (Device("1"),)
+    assert plan.devices == (Device("1", "GPU-b100-1111"),)
     assert [line[-48:] for line in lines] == [" counts as far as 1: what follows is no GPU here"]
 
 
@@ -114,7 +117,7 @@ def test_auto_takes_every_inherited_entry_as_it_stands() -> None:
 
 
 def test_auto_takes_every_gpu_that_was_found() -> None:
-    assert chosen(found=FOUR) == (Layout(tuple(map(Device, "0123")), 1), [])
+    assert chosen(found=FOUR) == (Layout(tuple(Device(str(gpu.index), gpu.uuid) for gpu in FOUR), 1), [])
 
 
 @pytest.mark.parametrize("found", [None, ()])
@@ -192,10 +195,6 @@ def test_a_unique_prefix_becomes_the_whole_uuid() -> None:
     assert entries(found=FOUR, gpus="GPU-c") == ["GPU-c200-1111"]
 
 
-def test_a_mig_name_is_taken_at_its_word() -> None:
-    assert entries(found=FOUR, gpus="MIG-x") == ["MIG-x"]
-
-
 @pytest.mark.parametrize(
     ("found", "wanted", "why"),
     [
@@ -229,6 +228,115 @@ def test_no_job_ever_sees_a_device_that_was_not_inherited(listed: list[str], ids
         assert max(ids) >= len(listed)
     else:
         assert got == [listed[i] for i in dict.fromkeys(ids)]
+
+
+# --- GPUs in MIG mode, GPUs that the driver refuses ---
+
+PARTS = (Instance("MIG-c1", "Fake MIG", 10), Instance("MIG-d2", "Fake MIG", 20))
+SPLIT = (Gpu(0, "GPU-a0", "Fake", mig=True, instances=PARTS), Gpu(1, "GPU-b1", "Fake", total_bytes=80))
+EMPTY = Gpu(1, "GPU-b1", "Fake", mig=True)
+LOST = Gpu(2, "", "", fault="GPU is lost")
+
+
+def test_a_gpu_in_mig_mode_is_its_instances_and_a_line_says_so() -> None:
+    plan, lines = chosen(found=SPLIT)
+    assert plan.devices == (
+        Device("MIG-c1", "MIG-c1", 10),
+        Device("MIG-d2", "MIG-d2", 20),
+        Device("GPU-b1", "GPU-b1", 80),
+    )
+    assert lines == ["GPU 0 is in MIG mode: its 2 instances are used"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "ids"),
+    [(None, 0), (None, "GPU-a"), (None, [0, "MIG-c", "GPU-a"]), ("0,1", 0), ("0", "auto"), ("GPU-a0", 0)],
+)
+def test_a_gpu_in_mig_mode_by_its_number_or_name_is_each_of_its_instances_once(listed: str | None, ids: Any) -> None:
+    plan, lines = chosen(listed, SPLIT, gpus=ids)
+    assert [device.entry for device in plan.devices] == ["MIG-c1", "MIG-d2"]
+    assert lines.count("GPU 0 is in MIG mode: its 2 instances are used") == 1
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"), [(None, ["MIG-d2"]), ("MIG-d2,MIG-c1", ["MIG-d2"]), ("MIG-d", ["MIG-d"])]
+)
+def test_a_unique_prefix_of_an_instance_is_that_instance(listed: str | None, expected: list[str]) -> None:
+    assert entries(listed, SPLIT, gpus="MIG-d") == expected
+    assert [device.key for device in chosen(listed, SPLIT, gpus="MIG-d")[0].devices] == ["MIG-d2"]
+
+
+def test_an_instance_that_is_not_there_is_refused_with_those_that_are() -> None:
+    assert refusal(found=SPLIT, gpus="MIG-x") == (
+        "gpus=[MIG-x]: MIG-x is no MIG instance of this machine, which has MIG-c1 (GPU 0), MIG-d2 (GPU 0)."
+    )
+    alike = Gpu(0, "GPU-a0", "Fake", mig=True, instances=(Instance("MIG-c1"), Instance("MIG-c2")))
+    assert "MIG-c fits several MIG instances of this machine" in refusal(found=(alike,), gpus="MIG-c")
+    assert "which has no MIG instance at all" in refusal(found=FOUR, gpus="MIG-x")
+
+
+def test_an_instance_that_is_not_there_ends_the_inherited_list() -> None:
+    plan, lines = chosen("MIG-d2,MIG-x,MIG-c1", SPLIT)
+    assert [device.entry for device in plan.devices] == ["MIG-d2"]
+    assert lines == ["CUDA_VISIBLE_DEVICES='MIG-d2,MIG-x,MIG-c1' counts as far as MIG-d2: what follows is no GPU here"]
+
+
+@pytest.mark.parametrize("listed", [None, "MIG-GPU-a0/7/0"])
+def test_an_instance_by_its_old_name_is_taken_at_its_word_where_its_gpu_is_in_mig_mode(listed: str | None) -> None:
+    assert entries(listed, SPLIT, gpus="MIG-GPU-a0/7/0") == ["MIG-GPU-a0/7/0"]
+    assert "is no MIG instance" in refusal(found=SPLIT, gpus="MIG-GPU-b1/7/0")
+
+
+@pytest.mark.parametrize("raw", [{}, {"mode": "ddp"}, {"gpus": 0}, {"gpus": ["MIG-c", "MIG-d"]}, {"gpus": "MIG-c"}])
+def test_no_job_and_no_group_of_ranks_gets_two_instances(raw: dict[str, Any]) -> None:
+    assert "a process sees only one MIG instance of MIG-c1" in refusal(found=SPLIT, gpus_per_job=2, **raw)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "why"),
+    [
+        (LOST, "the driver refuses it (GPU is lost)"),
+        (Gpu(2, "GPU-c2", "Fake", mig=True), "it is in MIG mode, and no instance of it is there"),
+    ],
+)
+@pytest.mark.parametrize("listed", [None, "0,1,2"])
+def test_a_gpu_that_cannot_be_used_is_left_out_with_a_line_and_refused_by_its_id(
+    gpu: Gpu, why: str, listed: str | None
+) -> None:
+    found = (*FOUR[:2], gpu, Gpu(3, "GPU-d3", "Fake"))
+    plan, lines = chosen(listed, found)
+    keys = ["GPU-a000-1111", "GPU-b100-1111", "GPU-d3"]
+    assert [device.key for device in plan.devices] == keys[: 3 if listed is None else 2]
+    assert [line for line in lines if "GPU 2" in line] == [f"GPU 2 is left out: {why}"]
+    assert refusal(listed, found, gpus=[0, 2]) == (
+        f"gpus=[0, 2]: GPU 2 cannot be used: {why}; repair that, or name other GPUs."
+    )
+
+
+def test_auto_is_refused_where_no_gpu_can_be_used() -> None:
+    assert refusal(found=(Gpu(0, "GPU-a0", "Fake", mig=True), EMPTY)) == (
+        "gpus=auto: no GPU can be used (GPU 0: it is in MIG mode, and no instance of it is there; GPU 1: it is in MIG "
+        "mode, and no instance of it is there); repair that, or set gpus: [] for CPU slots."
+    )
+    assert entries(found=(EMPTY,), gpus=[]) == [""]
+
+
+@pytest.mark.parametrize("odd", [LOST, EMPTY, SPLIT[0]])
+@pytest.mark.parametrize(("listed", "ids"), [(None, "auto"), ("3", "auto"), (None, 3), ("3", 0)])
+def test_a_gpu_is_shown_by_its_uuid_where_cuda_may_count_otherwise(odd: Gpu, listed: str | None, ids: Any) -> None:
+    assert entries(listed, (*FOUR[:3], Gpu(3, "GPU-e3", "Fake")), gpus=ids)[-1] == "3"
+    found = (dataclasses.replace(odd, index=0), FOUR[1], FOUR[2], Gpu(3, "GPU-e3", "Fake"))
+    assert entries(listed, found, gpus=ids)[-1] == "GPU-e3"
+
+
+def test_auto_shows_uuids_where_the_user_ordered_devices_otherwise() -> None:
+    assert entries(found=FOUR[:2], environ={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}) == ["GPU-a000-1111", "GPU-b100-1111"]
+
+
+def test_a_device_is_known_by_its_uuid_and_else_by_its_entry() -> None:
+    assert [device.key for device in chosen("1,0", FOUR)[0].devices] == ["GPU-b100-1111", "GPU-a000-1111"]
+    assert [device.key for device in chosen("1,0")[0].devices] == ["1", "0"]
+    assert [device.total_bytes for device in chosen("1", SPLIT)[0].devices] == [80]
 
 
 # --- how many at once ---
@@ -271,15 +379,51 @@ def test_two_jobs_on_a_gpu_that_lets_one_process_in_are_refused(ids: Any) -> Non
     assert message.startswith("per_gpu=2: GPU 1 (Fake) is in compute mode Exclusive_Process")
 
 
+@pytest.mark.parametrize("ids", ["auto", 1, "MIG-c"])
+def test_instances_of_a_gpu_that_lets_one_process_in_let_one_in(ids: Any) -> None:
+    found = (FOUR[0], Gpu(1, "GPU-b1", "Fake", exclusive=True, mig=True, instances=PARTS))
+    assert "per_gpu=2: GPU 1 (Fake) is in compute mode" in refusal(found=found, gpus=ids, per_gpu=2)
+
+
+def test_two_ranks_on_a_gpu_that_lets_one_process_in_are_refused() -> None:
+    raw = {"mode": "ddp", "ddp": {"nproc_per_node": 2}}
+    assert refusal(found=SHY, **raw) == (
+        "ddp.nproc_per_node=2: GPU 1 (Fake) is in compute mode Exclusive_Process and lets only one process in; "
+        "set it to null, a rank for each GPU, or have 'nvidia-smi -i 1 -c DEFAULT' run."
+    )
+    assert len(entries(found=SHY, gpus_per_job=2, **raw)) == 2
+
+
+@pytest.mark.parametrize("raw", [{"per_gpu": 2}, {"mode": "ddp", "ddp": {"nproc_per_node": 2}}])
+def test_an_mps_server_lets_several_processes_in_and_one_line_says_so(raw: dict[str, Any]) -> None:
+    _, lines = choose(checked(raw, prefix=""), {}, SHY, 6, mps=True)
+    assert [line for line in lines if "MPS" in line] == [
+        "GPU 1 in compute mode Exclusive_Process: shared by way of the MPS server that is here"
+    ]
+    assert not choose(checked({}, prefix=""), {}, SHY, 6, mps=True)[1]
+
+
+def test_an_mps_server_is_there_where_its_pipe_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_machine, "MPS_PIPES", str(tmp_path / "default"))
+    elsewhere = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "mine")}
+    for environ, directory in (({}, "default"), (elsewhere, "mine")):
+        (tmp_path / directory).mkdir()
+        assert not _machine.mps(environ)
+        os.mkfifo(tmp_path / directory / "control")
+        assert _machine.mps(environ)
+
+
 def test_an_exclusive_gpu_is_fine_where_it_is_not_shared() -> None:
     assert entries(found=SHY) == ["0", "1"]
     assert entries(found=SHY, gpus=[0], per_gpu=2) == ["0"]
 
 
 @pytest.mark.parametrize("variable", ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"])
-def test_a_second_filter_is_refused_with_gpus_and_harmless_without(variable: str) -> None:
-    assert refusal(environ={variable: "0"}, gpus=[0]).startswith(f"{variable}='0': not supported yet")
-    assert entries(environ={variable: "0"}, gpus=[]) == [""]
+def test_a_filter_of_another_vendors_is_no_matter_and_is_left_alone(variable: str) -> None:
+    environ = {variable: "0"}
+    plan, lines = chosen("2,3", FOUR, environ=environ, gpus=[1])
+    assert ([device.entry for device in plan.devices], lines) == (["3"], [])
+    assert variable not in visibility(plan, plan.slots, environ)
 
 
 # --- what a job gets ---
@@ -332,7 +476,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
             monkeypatch.syspath_prepend(str(site))
             monkeypatch.delitem(sys.modules, "pynvml", raising=False)
         else:
-            monkeypatch.setattr(_machine, "_folder_of_pynvml", lambda: None)
+            monkeypatch.setattr(_cards, "folder_of_pynvml", lambda: None)
         control = tmp_path / "nvidiactl"
         if nvidiactl:
             control.touch()
@@ -342,9 +486,10 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
     return install
 
 
-SMI = """[ "$*" = "--query-gpu=index,uuid,name,compute_mode --format=csv,noheader" ] || exit 9
-echo "0, GPU-aa, NVIDIA H200, Default"
-echo "1, GPU-bb, Odd, Name, Exclusive_Process" """
+SMI = """[ "$2" = --format=csv,noheader,nounits ] || exit 9
+[ "$1" = --query-gpu=index,uuid,name,compute_mode,memory.total,memory.free,mig.mode.current ] || exit 9
+echo "0, GPU-aa, NVIDIA H200, Default, [N/A], [N/A], Disabled"
+echo "1, GPU-bb, Odd, Name, Exclusive_Process, [N/A], [N/A], [N/A]" """
 TWO = (Gpu(0, "GPU-aa", "NVIDIA H200", False), Gpu(1, "GPU-bb", "Odd, Name", True))
 BROKEN_SMI = "echo 'NVIDIA-SMI has failed because of\n a driver mismatch.'; exit 9"
 
@@ -399,9 +544,13 @@ def test_the_real_nvml_says_that_there_is_no_driver(monkeypatch: pytest.MonkeyPa
 @pytest.mark.gpu
 @pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="has no driver")
 def test_nvml_and_nvidia_smi_agree_on_a_real_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_nvml = discover(os.environ)
-    monkeypatch.setattr(_machine, "_folder_of_pynvml", lambda: None)
-    assert by_nvml == discover(os.environ)
+    def known() -> list[object]:
+        gpus = discover(os.environ) or ()
+        return [(gpu.index, gpu.uuid, gpu.name, gpu.exclusive, gpu.mig, gpu.instances, gpu.fault) for gpu in gpus]
+
+    by_nvml = known()
+    monkeypatch.setattr(_cards, "folder_of_pynvml", lambda: None)
+    assert by_nvml == known()
     assert by_nvml
 
 
@@ -449,7 +598,7 @@ def test_an_nvidia_smi_that_hangs_is_ended_with_all_it_started(
     monkeypatch.setattr(subprocess.Popen, "communicate", out_of_time)
     signal.alarm(60)  # only to fail a hang
     try:
-        with pytest.raises(ConfigurationError, match=r"nvidia-smi: no answer within 30 s\)$"):
+        with pytest.raises(ConfigurationError, match=r"\(no answer within 30 s\)$"):
             discover(tools(f"exec 3>'{fifo}'; (echo x >&3; while :; do :; done) & wait"))
         assert os.read(end, 10) == b""  # end of file: nobody holds the other end any more
     finally:
@@ -482,13 +631,13 @@ def test_ids_are_taken_at_their_word_where_the_driver_cannot_be_asked_and_a_line
 
 @pytest.mark.parametrize(("ids", "listed"), [([], "0"), ("auto", ""), ("auto", "-1")])
 def test_nobody_is_asked_where_no_gpu_will_be_used(monkeypatch: pytest.MonkeyPatch, ids: Any, listed: str) -> None:
-    monkeypatch.setattr(_devices, "discover", lambda _: pytest.fail("asked"))
+    monkeypatch.setattr(_machine, "discover", lambda _: pytest.fail("asked"))
     assert layout(checked({"gpus": ids}), {"CUDA_VISIBLE_DEVICES": listed})[0].on_cpu
 
 
 def test_what_the_driver_says_is_used(tools: Tools) -> None:
     environ = tools(SMI)
-    assert layout(checked({}), environ) == (Layout((Device("0"), Device("1")), 1), [])
+    assert layout(checked({}), environ) == (Layout((Device("0", "GPU-aa"), Device("1", "GPU-bb")), 1), [])
     with pytest.raises(ConfigurationError, match="Exclusive_Process"):
         layout(checked({"per_gpu": 2}), environ)
     with pytest.raises(ConfigurationError, match="2 is no GPU of this machine"):

@@ -19,7 +19,7 @@ from hydra_plugins.hydra_gpu_pool_launcher._facts import DamagedEventError, faul
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._outside import WatchedSweep, over
 
-FIGURES: dict[str, Any] = {"seconds": 1.5, "cpu_s": 1.0, "peak_mb": 200.0}
+FIGURES: dict[str, Any] = {"seconds": 1.5, "cpu_s": 1.0, "peak_mb": 200.0, "gpu_mb": 900.0}
 BAD: dict[str, Any] = {"status": "FAILED", "cause": "error", "error_type": "ValueError", "error_text": "no"}
 RESUMED = {
     "kept": 1,
@@ -42,6 +42,8 @@ VALID: list[dict[str, Any]] = [
     start(1, 3.0, "1.0", attempt=2),
     end(0, 9.0, value={"loss": 0.5, "l": [1, 2]}, **FIGURES),
     start(2, 9.5, "0.0"),
+    {"event": "memory", "time": 9.6, "job": 2, "gpu_mb": 512.5},
+    {"event": "waiting", "time": 9.7, "device": "1", "why": "a job waits for a slot on GPU 1"},
     end(1, 10.0, **BAD, **FIGURES),
     start(3, 10.0, "1.0"),
     stop(3, 11.0),

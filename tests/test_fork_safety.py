@@ -51,8 +51,16 @@ def test_cuda_initialised_in_main_is_no_matter_where_no_job_sees_a_gpu(run_app: 
     ("modules", "why"),
     [
         (
-            {"torch": "", "torch.cuda": "_is_in_bad_fork = lambda: True"},
-            "something in it has called a torch.cuda function",
+            {"torch": "", "torch.cuda": "_is_in_bad_fork = lambda: True"},  # CUDA, and HIP
+            "something in it has called a torch.cuda or torch.xpu function",
+        ),
+        (
+            {
+                "torch": "",
+                "torch.cuda": "_is_in_bad_fork = lambda: False",
+                "torch.xpu": "_is_in_bad_fork = lambda: True",
+            },
+            "something in it has called a torch.cuda or torch.xpu function",
         ),
         ({"jax._src.xla_bridge": "backends_are_initialized = lambda: True"}, "a JAX backend is initialised in it"),
     ],

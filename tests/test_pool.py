@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
-from hydra_plugins.hydra_gpu_pool_launcher._events import Ending, Start, Stop
+from hydra_plugins.hydra_gpu_pool_launcher._events import Ending, Freed, Measured, Start, Stop
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
-from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Exit, Job, Layout, Policy, Report, Status
+from hydra_plugins.hydra_gpu_pool_launcher._gauge import LOOK_S
+from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Exit, Job, Layout, Policy, Report, Slot, Status
 from hydra_plugins.hydra_gpu_pool_launcher._pool import LOOK_AGAIN_S, Pool
 from hydra_plugins.hydra_gpu_pool_launcher._requests import Close, Request
 from hydra_plugins.hydra_gpu_pool_launcher._schedule import Schedule
-from hydra_plugins.hydra_gpu_pool_launcher._system import Died
+from hydra_plugins.hydra_gpu_pool_launcher._system import Died, Happening
 from hydra_plugins.hydra_gpu_pool_launcher._verdict import LOST_AFTER_S
 
 GRACE_S = 30.0
@@ -28,8 +29,6 @@ PATIENT = Policy(GRACE_S)
 DONE = Report(Status.COMPLETED, None, None, 0.5, "sha")
 CTRL_C = Stop("Ctrl-C", signal.SIGINT)
 
-Happening = Request | Close | Stop | Ending | Died
-
 
 @dataclass
 class Script:
@@ -37,7 +36,10 @@ class Script:
 
     ``future``: what happens when, in order. ``reports``: what is on disk for a job, and since when. ``refusals``: how
     often the system refuses to start a job. ``taken``: what ``open`` says to a request. ``full``: from when
-    to when, and why, nothing can be recorded. ``waiting``: the jobs that have finished and cannot save their results.
+    to when, and why, nothing can be recorded. ``others``: the slots that another sweep has, from when to when;
+    ``in_line``: those that the loop waits for. ``waiting``: the jobs that have finished and cannot save their results.
+    ``memory``: of a device, from when on how much is free; a look is answered ``answers_after`` seconds later.
+    ``peaks``: of GPU memory, by job.
     """
 
     future: list[tuple[float, Happening]]
@@ -45,7 +47,12 @@ class Script:
     refusals: dict[int, int] = field(default_factory=dict)
     taken: list[str | None] = field(default_factory=list)
     full: Sequence[tuple[float, float, str]] = ()
+    others: dict[Slot, tuple[float, float]] = field(default_factory=dict)
+    in_line: frozenset[Slot] = frozenset()
     waiting: Collection[int] = ()
+    memory: Mapping[int, Sequence[tuple[float, int | None]]] = field(default_factory=dict)
+    answers_after: float = 0.0
+    peaks: Mapping[int, float] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)  # of the journal
     clock: float = 0.0
@@ -91,6 +98,31 @@ class Script:
     def ring(self) -> None:
         self.calls.append("ring")
 
+    def lease(self, start: Start) -> frozenset[Slot]:
+        taken = {slot for slot in start.slots if slot in self.others and self._is_anothers(slot)}
+        if not taken and self.others:
+            self.calls.append(f"lease {start.job.num}")
+            self.in_line = frozenset()
+        return frozenset(taken)
+
+    def _is_anothers(self, slot: Slot) -> bool:
+        since, until = self.others[slot]
+        return since <= self.clock < until
+
+    def release(self, num: int) -> None:
+        if self.others:
+            self.calls.append(f"release {num}")
+
+    def wait_for(self, slots: frozenset[Slot]) -> bool:
+        new = bool(slots and not self.in_line)
+        if slots != self.in_line:
+            self.calls.append(f"wait for {sorted((slot.device, slot.number) for slot in slots)}")
+        self.in_line = slots
+        return new
+
+    def holders(self, slots: Collection[Slot]) -> str:
+        return f"{len(slots)} held by others"
+
     def start(self, start: Start) -> int:
         self.calls.append(f"start {start.job.num}")
         if self.refusals.get(start.job.num, 0):
@@ -116,6 +148,18 @@ class Script:
 
     def set_aside(self, num: int) -> None:
         self.calls.append(f"set_aside {num}")
+
+    def look(self) -> None:
+        self.calls.append("look")
+        free = {device: gb for device, amounts in self.memory.items() for since, gb in amounts if since <= self.clock}
+        self.future.insert(0, (self.clock + self.answers_after, Measured(free)))
+        self.future.sort(key=lambda each: each[0])
+
+    def scarcity(self, device: int) -> str:
+        return f"device {device} is full"
+
+    def gpu_mb(self, num: int) -> float | None:
+        return self.peaks.get(num)
 
     def effects(self) -> list[str]:
         """What was asked for, without what is asked for in every step."""
@@ -538,3 +582,133 @@ def test_whoever_stops_a_job_that_waits_to_save_its_result_is_told_what_is_lost(
     assert world.effects()[4:6] == ["record stop 0", "signal 0 SIGINT"]
     why = "was cancelled: Ctrl-C; it had finished, but its result could not be saved"
     assert world.line("end", 0)["error_text"] == why
+
+
+# --- memory ---
+
+
+def test_a_neighbour_that_comes_and_goes_delays_a_start_by_as_long_as_it_stays_and_is_on_record_once() -> None:
+    world = play(
+        Script(
+            [(0, request(0, 1)), (50, Died(0, WELL)), (120, Died(1, WELL)), (120, Close())],
+            memory={0: [(0, 30), (40, 3), (60.5, 80)]},
+            answers_after=0.1,
+        ),
+        policy=Policy(GRACE_S, min_free=20),
+    )
+    assert world.line("start", 0)["at"] == pytest.approx(0.1)
+    assert 60.5 < world.line("start", 1)["at"] < 60.5 + LOOK_S + 0.2
+    waiting = [line for line in world.lines if line["event"] == "waiting"]
+    assert waiting == [{"event": "waiting", "at": 50.1, "device": "0", "why": "device 0 is full"}]
+
+
+def test_memory_that_comes_back_slowly_delays_the_next_start_until_it_is_back_or_rises_no_more() -> None:
+    rising: list[tuple[float, int | None]] = [(0, 80), (10, 5), (50.2, 20), (50.4, 40), (50.7, 60)]
+    world = play(
+        Script([(0, request(0, 1)), (50, Died(0, WELL)), (120, Died(1, WELL)), (120, Close())], memory={0: rising}),
+        policy=Policy(GRACE_S, settle_s=10.0),
+    )
+    assert world.line("start", 0)["at"] == 0
+    assert world.line("start", 1)["at"] == 51.0, "after the first look in which no more is free than in the one before"
+
+
+def test_without_a_limit_and_with_nothing_to_come_back_nobody_looks() -> None:
+    world = play(
+        Script([(0, request(0, 1)), (50, Died(0, WELL)), (60, Died(1, WELL)), (60, Close())]), devices=["0", "1"]
+    )
+    assert "look" not in world.calls
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_the_peak_of_a_try_is_in_the_line_of_its_end_or_of_its_retry(attempts: int) -> None:
+    future: list[tuple[float, Happening]] = [(at, Died(0, KILLED)) for at in range(1, attempts + 1)]
+    world = play(
+        Script([(0, request(0)), *future, (9, Close())], peaks={0: 1234.56}),
+        policy=Policy(GRACE_S, max_retries=attempts - 1, retry_on=frozenset({"crash"})),
+    )
+    ends = [line["gpu_mb"] for line in world.lines if line["event"] in {"end", "retry"}]
+    assert ends == [1234.6] * attempts
+
+
+# --- slots that other sweeps have ---
+
+NEIGHBOUR = Slot(0, 0)
+
+
+def test_a_job_whose_slot_is_anothers_waits_in_line_and_starts_when_that_is_free() -> None:
+    world = play(
+        Script([(0, request(0)), (7, Freed()), (9, Died(0, WELL)), (9, Close())], others={NEIGHBOUR: (0, 7)}),
+    )
+    starting = [call for call in world.effects() if not call.startswith("record queued")]
+    assert starting == [
+        "open /sweep",
+        "wait for [(0, 0)]",
+        "record waiting",
+        "lease 0",
+        "start 0",
+        "record start 0",
+        "release 0",
+        "record end 0",
+        "record done",
+    ]
+    assert world.line("start", 0)["at"] == 7
+
+
+def test_what_is_let_go_of_before_the_job_was_in_line_is_found_without_being_told_of() -> None:
+    class Late(Script):
+        def wait_for(self, slots: frozenset[Slot]) -> bool:
+            self.others = dict.fromkeys(self.others, (0, 0))
+            return super().wait_for(slots)
+
+    world = play(Late([(0, request(0)), (9, Died(0, WELL)), (9, Close())], others={NEIGHBOUR: (0, 99)}))
+    assert world.line("start", 0)["at"] == 0
+
+
+def test_who_holds_a_gpu_is_said_once_in_a_launch_and_not_for_a_moment() -> None:
+    at: list[tuple[float, Happening]] = [
+        (2.0, Freed()),
+        (40.0, Freed()),
+        (50.0, Died(0, WELL)),
+        (60.0, Freed()),
+        (70.0, Died(1, WELL)),
+    ]
+    world = Script([(0, request(0, 1)), *at, (70, Close())], others={NEIGHBOUR: (0, 40)})
+    waits = [line for line in play(world).lines if line["event"] == "waiting"]
+    assert [(line["at"], line["device"]) for line in waits] == [(1.0, "0")]
+    assert waits[0]["why"] == "a job waits for a slot on GPU 0, which 1 held by others"
+    short = play(
+        Script([(0, request(0)), (0.9, Freed()), (9, Died(0, WELL)), (9, Close())], others={NEIGHBOUR: (0, 0.9)})
+    )
+    assert [line for line in short.lines if line["event"] == "waiting"] == []
+
+
+def test_a_launch_that_waits_is_told_of_although_the_one_before_has_waited() -> None:
+    class Again(Script):
+        def release(self, num: int) -> None:
+            super().release(num)
+            self.others = {NEIGHBOUR: (6, 20)}
+
+    first: list[tuple[float, Happening]] = [(0, request(0)), (5, Freed()), (6, Died(0, WELL))]
+    second: list[tuple[float, Happening]] = [(7, request(1)), (20, Freed()), (21, Died(1, WELL)), (21, Close())]
+    world = play(Again([*first, *second], others={NEIGHBOUR: (0, 5)}))
+    assert [line["at"] for line in world.lines if line["event"] == "waiting"] == [1.0, 8.0]
+
+
+def test_a_lease_is_let_go_of_where_the_system_refuses_the_start() -> None:
+    world = play(
+        Script([(0, request(0)), (1, Close())], refusals={0: 1}, others={Slot(9, 9): (0, 0)}),
+    )
+    assert world.effects()[2:5] == ["lease 0", "start 0", "release 0"]
+
+
+def test_a_lease_is_held_until_the_tree_of_its_job_is_gone_and_for_ever_where_that_cannot_be_ended() -> None:
+    script: list[tuple[float, Happening]] = [(0.0, request(0, 1)), (1.0, Ending(0)), (5.0, Died(0, WELL))]
+    world = play(Script([*script, (6.0, CTRL_C), (6.0, Close())], others={Slot(9, 9): (0, 0)}))
+    assert world.calls[: world.calls.index("release 0")].count("wait") == 3, "after the third event"
+    assert "abandon 1" in world.calls
+    assert "release 1" not in world.calls
+
+
+def test_a_sweep_that_is_stopped_while_it_waits_leaves_the_line() -> None:
+    world = play(Script([(0, request(0)), (5, CTRL_C), (5, Close())], others={NEIGHBOUR: (0, 99)}))
+    assert world.effects()[-3:] == ["record end 0", "wait for []", "record done"]

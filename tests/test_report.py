@@ -33,7 +33,7 @@ SWEEP = (
     queued(2, "lr=1e-5", "seed=1", "model=mlp"),
     start(0, 1.0, "0.0"),
     start(1, 1.0, "0.0", "1.0"),
-    end(0, 3.5, value={"loss": 0.25, "best": True}, seconds=2.5, cpu_s=2.125, peak_mb=512.5),
+    end(0, 3.5, value={"loss": 0.25, "best": True}, seconds=2.5, cpu_s=2.125, peak_mb=512.5, gpu_mb=20480.0),
     end(1, 2.0, "FAILED", event="retry", error_type="JobCrashedError", error_text="was killed by SIGSEGV"),
     start(1, 3.0, "1.0", attempt=2),
     end(1, 4.0, "FAILED", attempt=2, error_type="ValueError", error_text='no "x",\nsee above', seconds=1.0),
@@ -73,10 +73,10 @@ def value_cells(*values: Any) -> list[dict[str, Any]]:
 def test_a_sweep_is_a_row_per_job_in_these_bytes(files: SweepFiles) -> None:
     write_results(files, seen(*SWEEP))
     assert Path(files.results).read_bytes() == (
-        b"number,lr,model,status,value.loss,value.best,seconds,gpu,slot,tries,peak_mb,cpu_seconds,cause,error,log\r\n"
-        b"0,1e-3,mlp,COMPLETED,0.25,True,2.5,0,0,1,512.5,2.125,returned,,.gpu_pool/jobs/0/output.log\r\n"
-        b'1,1e-4,cnn,FAILED,,,1.0,1,0,2,,,error,"ValueError: no ""x"", see above",.gpu_pool/jobs/1/output.log\r\n'
-        b"2,1e-5,mlp,QUEUED,,,,,,0,,,,,\r\n"
+        b"number,lr,model,status,value.loss,value.best,seconds,gpu,slot,tries,peak_mb,gpu_mb,cpu_seconds,cause,error,log\r\n"
+        b"0,1e-3,mlp,COMPLETED,0.25,True,2.5,0,0,1,512.5,20480.0,2.125,returned,,.gpu_pool/jobs/0/output.log\r\n"
+        b'1,1e-4,cnn,FAILED,,,1.0,1,0,2,,,,error,"ValueError: no ""x"", see above",.gpu_pool/jobs/1/output.log\r\n'
+        b"2,1e-5,mlp,QUEUED,,,,,,0,,,,,,\r\n"
     )
 
 

@@ -32,7 +32,9 @@ ORDER = (
     "_hydra_body",
     "_hydra_state",
     "_devices",
+    "_ids",
     "_machine",
+    "_sysfs",
     "_supervisor",
     "_settled",
     "_start",
@@ -41,11 +43,14 @@ ORDER = (
     "_guard",
     "_world",
     "_records",
+    "_memory",
+    "_monitor",
     "_pool",
     "_system",
     "_requests",
     "_schedule",
     "_slots",
+    "_gauge",
     "_job",
     "_ddp",
     "_stores",
@@ -65,6 +70,8 @@ ORDER = (
     "_exit_hooks",
     "_interpreter",
     "_family",
+    "_leases",
+    "_line",
     "_process",
     "_pidfd",
     "_inotify",
@@ -96,6 +103,10 @@ ORDER = (
     "_journal",
     "_facts",
     "_files",
+    "_caps",
+    "_vendors",
+    "_cards",
+    "_driver",
     "_settings",
     "_torchrun",
     "_events",
@@ -116,7 +127,8 @@ PROCESS_CALLS = frozenset(
 PROCESS_MODULES = frozenset({"ctypes", "multiprocessing", "select", "subprocess"})
 
 ALLOWED = {
-    "_machine": {"subprocess", "os.killpg"},  # asks nvidia-smi, and ends it where a broken driver holds it
+    "_machine": {"subprocess", "os.killpg"},  # has the driver asked, and ends that where a broken driver holds it
+    "_driver": {"subprocess"},  # is a program of its own, which starts nvidia-smi
     "_interpreter": {"ctypes"},  # asks libcuda and libgomp
     "_reimport": {"multiprocessing"},  # imports an app as multiprocessing does, and starts no process with it
     "_pidfd": {"ctypes", "os.pidfd_open"},
@@ -199,7 +211,7 @@ def test_processes_are_the_business_of_one_room_but_for_what_is_listed_with_its_
 
 
 def test_what_decides_has_no_clock_and_no_system() -> None:
-    for room in ("_schedule", "_slots", "_events", "_errors", "_model"):
+    for room in ("_schedule", "_slots", "_gauge", "_events", "_errors", "_model"):
         outside = {name for name in _imports(_tree(room)) if not name.startswith(package.__name__)}
         modules = {name for name in outside if name in sys.stdlib_module_names or name == "collections.abc"}
         assert modules <= DECIDES | {"typing"}

@@ -26,18 +26,23 @@ from hydra_plugins.hydra_gpu_pool_launcher._events import (
     End,
     Ending,
     Event,
+    Freed,
     Gone,
     Held,
     Interrupt,
     Kill,
+    Look,
+    Measured,
     Released,
     Retry,
     Returned,
     Saving,
+    Scarce,
     Start,
     StartRefused,
     Stop,
     Submitted,
+    Taken,
 )
 from hydra_plugins.hydra_gpu_pool_launcher._model import (
     Cause,
@@ -945,6 +950,9 @@ class AnyWorld(RuleBasedStateMachine):
     It carries commands out as the loop of ``_pool`` does: all of a step, then the answers to them, in order.
     """
 
+    for_memory = False
+    """True where jobs also wait for memory: then they may wait although there are slots."""
+
     @initialize(
         devices=strategies.integers(1, 4),
         slots=strategies.integers(1, 3),
@@ -953,14 +961,7 @@ class AnyWorld(RuleBasedStateMachine):
     )
     def begin(self, devices: int, slots: int, data: strategies.DataObject, first: int) -> None:
         self.layout = layout(devices, slots, data.draw(strategies.integers(1, devices), "devices per job"))
-        self.policy = Policy(
-            data.draw(strategies.sampled_from([0.0, 1.0, GRACE_S]), "grace"),
-            timeout_s=data.draw(strategies.sampled_from([None, 5.0]), "timeout"),
-            stagger_s=data.draw(strategies.sampled_from([0.0, 0.5]), "stagger"),
-            max_retries=data.draw(strategies.integers(0, 2), "retries"),
-            retry_on=frozenset(data.draw(strategies.sets(strategies.sampled_from(WAYS)), "retry on")),
-            fail_fast=data.draw(strategies.booleans(), "fail fast"),
-        )
+        self.policy = self._policy(data)
         self.schedule = Schedule(self.layout, self.policy)
         self.now = 0.0
         self.order: list[int] = []  # as submitted
@@ -981,6 +982,7 @@ class AnyWorld(RuleBasedStateMachine):
         self.reasons: dict[int, Stopped] = {}  # of what was stopped before it had ended by itself
         self.returned: set[int] = set()
         self.cancelled: set[int] = set()
+        self.looking = False
         self._submit(first, data)
 
     # what happens
@@ -1045,13 +1047,15 @@ class AnyWorld(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_while_nothing_runs(self) -> None:
-        if self.waiting and not self.alive and not self.held:
+        if self.waiting and not self.alive and not self.held and not self.looking:
             assert self.schedule.deadline is not None, "no event will ever come that could start it"
-            assert self.now < self.last_start + self.policy.stagger_s
+            assert self.now < self.last_start + self.policy.stagger_s or self.for_memory
 
     @invariant()
     def no_room_is_idle_while_a_job_waits(self) -> None:
         if self.held or self.refused_since_an_end or self.now < self.last_start + self.policy.stagger_s:
+            return
+        if self.looking or (self.for_memory and self.schedule.deadline is not None):
             return
         if set(self.waiting) - self.alone:
             assert len(self._room()) < self.layout.devices_per_job
@@ -1073,7 +1077,9 @@ class AnyWorld(RuleBasedStateMachine):
         if self.held:
             self.held = False
             self._tell(Released(), None)
-        for _ in range(100):
+        for _ in range(200):
+            if self.looking:
+                self._answer(None)
             if self.schedule.deadline is not None and not self.alive:
                 self.now = max(self.now, self.schedule.deadline)
                 self._carry_out(self.schedule.tick(self.now), None)
@@ -1082,6 +1088,16 @@ class AnyWorld(RuleBasedStateMachine):
         assert self.outcomes.keys() == set(self.order)
         assert self.schedule.idle
         assert self.schedule.deadline is None
+
+    def _policy(self, data: strategies.DataObject) -> Policy:
+        return Policy(
+            data.draw(strategies.sampled_from([0.0, 1.0, GRACE_S]), "grace"),
+            timeout_s=data.draw(strategies.sampled_from([None, 5.0]), "timeout"),
+            stagger_s=data.draw(strategies.sampled_from([0.0, 0.5]), "stagger"),
+            max_retries=data.draw(strategies.integers(0, 2), "retries"),
+            retry_on=frozenset(data.draw(strategies.sets(strategies.sampled_from(WAYS)), "retry on")),
+            fail_fast=data.draw(strategies.booleans(), "fail fast"),
+        )
 
     # how commands are carried out
 
@@ -1198,6 +1214,8 @@ class AnyWorld(RuleBasedStateMachine):
                     self.waiting.remove(job.num)
                     assert outcome.cause in {Cause.CANCELLED, Cause.LOST}
                 return None
+            case Look() | Scarce():
+                raise AssertionError("nothing was asked for that needs a measurement")
 
     def _check_start(self, num: int, attempt: int, slots: tuple[Slot, ...]) -> None:
         assert not self.stopped
@@ -1211,9 +1229,11 @@ class AnyWorld(RuleBasedStateMachine):
         if num in self.alone:
             assert num == next(n for n in self.waiting if n in self.alone)
             assert set(slots) == {s for s in self.layout.slots if s.device in chosen} - self.retired
-            assert chosen == self._reserved()
+            assert chosen == self._reserved() or self.for_memory
             return
         assert num == next(n for n in self.waiting if n not in self.alone)
+        if self.for_memory:
+            return
         room, load = self._room(), self._load()
         assert all(slot.number == room[slot.device] for slot in slots), "the lowest that is free"
         assert len(slots) == len(chosen)
@@ -1225,6 +1245,9 @@ class AnyWorld(RuleBasedStateMachine):
         self.tries[num] -= 1
         self.waiting = sorted([*self.waiting, num])
         self.refused_since_an_end = True
+
+    def _answer(self, data: strategies.DataObject | None) -> None:
+        """What the driver says, where somebody has asked; plenty, where nobody draws it."""
 
     def _signalled(self, num: int, stopped: Stopped, happens: Callable[[str], bool]) -> Event | None:
         """The first signal finds the job's own outcome on disk, or not; a later one changes nothing about that."""
@@ -1263,3 +1286,149 @@ def test_in_any_order_of_events_each_job_ends_once_no_slot_is_shared_or_idle_and
             max_examples=300, stateful_step_count=30, deadline=None, database=None, report_multiple_bugs=False
         ),
     )
+
+
+# --- slots that other sweeps have ---
+
+
+def taken(num: int, *slots: tuple[int, int]) -> Taken:
+    return Taken(num, frozenset(Slot(*slot) for slot in slots))
+
+
+def waits(pool: Schedule, now: float) -> list[tuple[int, int]]:
+    """The slots that the schedule waits for."""
+    return sorted((slot.device, slot.number) for slot in pool.waiting(now).slots)
+
+
+def test_a_job_whose_slot_is_anothers_is_tried_on_the_others_in_its_turn() -> None:
+    pool = schedule(devices=3)
+    assert placed(pool.handle(submitted(0, 1), 0)) == {0: [(0, 0)], 1: [(1, 0)]}
+    assert placed(pool.handle(taken(0, (0, 0)), 0)) == {0: [(2, 0)]}
+    assert placed(pool.handle(taken(0, (2, 0)), 0)) == {}
+    assert placed(pool.handle(taken(1, (1, 0)), 0)) == {}
+    assert placed(pool.handle(Freed(), 5)) == {0: [(0, 0)], 1: [(1, 0)]}
+
+
+def test_a_slot_of_ours_that_is_free_again_goes_to_the_job_that_waits() -> None:
+    pool = schedule(devices=2)
+    pool.handle(submitted(0, 1), 0)
+    pool.handle(taken(1, (1, 0)), 0)
+    assert placed(pool.handle(gone(0), 3)) == {1: [(0, 0)]}
+
+
+def test_where_only_others_run_nothing_is_lost() -> None:
+    pool = schedule()
+    pool.handle(submitted(0, 1), 0)
+    assert pool.handle(taken(0, (0, 0)), 0) == []
+    assert not pool.idle
+    assert waits(pool, 0) == [(0, 0)]
+
+
+def test_a_job_of_one_slot_waits_for_what_others_have_and_a_job_of_several_for_what_is_free_too() -> None:
+    one = schedule(devices=2)
+    one.handle(submitted(0, 1), 0)
+    one.handle(taken(1, (1, 0)), 0)
+    assert waits(one, 0) == [(1, 0)]
+    both = schedule(devices=2, per_job=2)
+    both.handle(submitted(0), 0)
+    both.handle(taken(0, (1, 0)), 0)
+    assert waits(both, 0) == [(0, 0), (1, 0)]
+
+
+def test_a_job_that_needs_whole_devices_waits_for_all_of_their_slots_and_takes_the_emptiest() -> None:
+    pool = Schedule(layout(devices=2, slots=2), Policy(GRACE_S, max_retries=1, retry_on=frozenset({"oom"})))
+    pool.handle(submitted(0), 0)
+    assert placed(pool.handle(gone(0, FULL), 1)) == {0: [(0, 0), (0, 1)]}
+    assert placed(pool.handle(taken(0, (0, 1)), 1)) == {0: [(1, 0), (1, 1)]}
+    assert placed(pool.handle(taken(0, (1, 1)), 1)) == {}
+    assert waits(pool, 1) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    "event", [CTRL_C, Cancel(0, "by hand"), Held()], ids=["stop", "cancel", "nothing can be recorded"]
+)
+def test_nothing_is_waited_for_where_no_job_could_start(event: Event) -> None:
+    pool = schedule()
+    pool.handle(submitted(0), 0)
+    pool.handle(taken(0, (0, 0)), 0)
+    assert waits(pool, 0) == [(0, 0)]
+    pool.handle(event, 1)
+    assert waits(pool, 1) == []
+    assert pool.deadline is None
+
+
+def test_a_job_that_was_stopped_in_the_step_of_its_start_is_not_tried_again() -> None:
+    pool = Schedule(layout(devices=2), Policy(GRACE_S, fail_fast=True))
+    pool.handle(submitted(0, 1), 0)
+    pool.handle(StartRefused(0, "no", for_now=False), 0)
+    outcome = ended(pool.handle(taken(1, (1, 0)), 0))[1]
+    assert outcome.cause is Cause.CANCELLED
+    assert pool.idle
+
+
+def test_others_slots_are_looked_at_again_soon_and_then_now_and_then() -> None:
+    pool = schedule()
+    pool.handle(submitted(0), 10)
+    looks: list[float] = []
+    for _ in range(3):
+        pool.handle(taken(0, (0, 0)), pool.deadline or 10)
+        pool.waiting(looks[-1] if looks else 10)
+        assert pool.deadline is not None
+        looks.append(pool.deadline)
+        assert placed(pool.tick(pool.deadline)) == {0: [(0, 0)]}
+    assert looks == [11, 41, 71]
+
+
+def test_what_rings_does_not_put_off_the_next_look() -> None:
+    pool = schedule()
+    pool.handle(submitted(0), 0)
+    for now in (0.0, 0.5, 0.9):
+        pool.handle(Freed(), now)
+        pool.handle(taken(0, (0, 0)), now)
+        pool.waiting(now)
+    assert pool.deadline == 1
+
+
+def test_a_person_is_told_after_a_moment_of_what_others_have_and_not_of_what_is_free() -> None:
+    pool = schedule(devices=2, per_job=2)
+    pool.handle(submitted(0), 0)
+    pool.handle(taken(0, (1, 0)), 0)
+    assert pool.waiting(0).told == frozenset()
+    pool.handle(Freed(), 0.9)
+    pool.handle(taken(0, (1, 0)), 0.9)
+    assert pool.waiting(0.9).told == frozenset()
+    pool.tick(1)
+    pool.handle(taken(0, (1, 0)), 1)
+    assert pool.waiting(1).told == {Slot(1, 0)}
+
+
+def test_a_start_that_others_prevent_does_not_count_for_the_stagger() -> None:
+    pool = Schedule(layout(devices=2), Policy(GRACE_S, stagger_s=60))
+    assert placed(pool.handle(submitted(0, 1), 0)) == {0: [(0, 0)]}
+    assert placed(pool.handle(taken(0, (0, 0)), 0)) == {0: [(1, 0)]}
+    assert waits(pool, 0) == [], "the next start is not to be yet"
+    assert pool.deadline == 60
+    pool.tick(60)
+    assert waits(pool, 60) == [(0, 0)]
+
+
+def test_where_the_system_refuses_processes_nothing_of_others_is_waited_for_until_a_job_ends() -> None:
+    pool = schedule(devices=3)
+    pool.handle(submitted(0, 1, 2), 0)
+    pool.handle(taken(1, (1, 0)), 0)
+    pool.handle(StartRefused(2, "no more", for_now=True), 0)
+    assert waits(pool, 0) == []
+    assert pool.handle(Freed(), 1) == []
+    assert placed(pool.handle(gone(0), 2)) == {1: [(0, 0)], 2: [(1, 0)]}
+
+
+def test_while_memory_is_looked_at_a_sweep_keeps_its_place_in_the_line_and_gives_it_up_where_memory_lacks() -> None:
+    pool = Schedule(layout(), Policy(GRACE_S, min_free=10))
+    pool.handle(submitted(0), 0)
+    assert placed(pool.handle(Measured({0: 10}), 0)) == {0: [(0, 0)]}
+    pool.handle(taken(0, (0, 0)), 0)
+    assert waits(pool, 0) == [(0, 0)]
+    assert [*map(type, pool.handle(Freed(), 5))] == [Look]
+    assert waits(pool, 5) == [(0, 0)]
+    pool.handle(Measured({0: 9}), 5)
+    assert waits(pool, 5) == []

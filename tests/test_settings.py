@@ -37,6 +37,7 @@ def test_nothing_given_is_the_table_of_the_manual() -> None:
     assert (settings.threads_per_job, settings.stagger_s, settings.timeout_min) == (None, 0, None)
     assert (settings.kill_grace_s, settings.max_retries, sorted(settings.retry_on)) == (10, 0, ["crash", "oom"])
     assert (settings.fail_fast, settings.resume, settings.min_free_gpu_mem_gb) == (False, False, None)
+    assert (settings.vendor, settings.mem_caps) == ("auto", True)
     assert (settings.share, settings.output, settings.progress) == (True, "file", "auto")
     ddp = settings.ddp
     assert (ddp.nproc_per_node, ddp.nnodes, ddp.node_rank) == (None, 1, 0)
@@ -140,7 +141,7 @@ def test_null_is_refused_unless_it_is_the_default(key: str) -> None:
     assert refusal(**{key: None}).startswith(f"hydra.launcher.{key}=null: expected ")
 
 
-@pytest.mark.parametrize("key", ["fail_fast", "resume", "share"])
+@pytest.mark.parametrize("key", ["fail_fast", "resume", "mem_caps", "share"])
 @pytest.mark.parametrize("value", [0, 1, "true", "yes", [], 1.0])
 def test_yes_and_no_are_booleans_only(key: str, value: Any) -> None:
     assert refusal(**{key: value}) == f"hydra.launcher.{key}={value!r}: expected true or false."
@@ -227,20 +228,14 @@ def test_what_would_put_machines_out_of_step_is_refused_over_several_nodes(key: 
     assert refusal(mode="ddp", ddp=nodes, **{key: value}).startswith(f"hydra.launcher.{key}={shown(value)}: not with ")
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_slots_may_be_shared_or_not_over_several_nodes_too(share: bool) -> None:
+    nodes = {"nnodes": 2, "rdzv_endpoint": "node0:29500"}
+    assert checked({"mode": "ddp", "ddp": nodes, "share": share}).share is share
+
+
 def test_several_nodes_need_a_port_that_all_of_them_know() -> None:
     assert refusal(mode="ddp", ddp__nnodes=2).startswith("hydra.launcher.ddp.rdzv_endpoint='localhost:0': ")
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "default"),
-    [
-        ("min_free_gpu_mem_gb", 4, "null"),
-        ("share", False, "true"),
-    ],
-)
-def test_what_is_not_built_is_refused_rather_than_ignored(key: str, value: Any, default: str) -> None:
-    message = refusal(**{key: value})
-    assert message == f"hydra.launcher.{key}={shown(value)}: not supported yet; leave it at {default}."
 
 
 @pytest.mark.parametrize(
@@ -262,6 +257,9 @@ def test_what_is_not_built_is_refused_rather_than_ignored(key: str, value: Any, 
         ("retry_on", ["crash", "timeout", "error"], {"crash", "timeout", "error"}),
         ("retry_on", [], set()),
         ("fail_fast", True, True),
+        ("vendor", "auto", "auto"),
+        ("vendor", "amd", "amd"),
+        ("mem_caps", False, False),
         ("progress", "none", "none"),
         ("progress", "log", "log"),
     ],

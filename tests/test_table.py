@@ -55,6 +55,16 @@ def test_there_is_a_row_for_each_job_that_runs_the_longest_first_and_then_for_th
     ]
 
 
+def test_where_it_is_known_what_a_job_holds_of_its_gpus_it_has_a_column() -> None:
+    view = at_work()
+    view.take([{"event": "memory", "time": 190.0, "job": 9, "gpu_mb": 12_345.0}])
+    assert lines(view)[:3] == [
+        "   #  gpu  pid   for  gpu GB  lr    model  last line",
+        "   8  0.0  108  1:32          0.01  mlp    epoch 8/20",
+        "   9  1.0  109  1:12    12.3  1.0   cnn    epoch 9/20",
+    ]
+
+
 def test_a_row_knows_the_state_of_its_job() -> None:
     states = [line.state for line in rows(at_work(), 192.0, lambda _: "", 80)]
     assert states == [None, *[State.RUNNING] * 4, State.FAILED]

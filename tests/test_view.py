@@ -179,3 +179,12 @@ def test_only_overrides_that_differ_make_columns_and_a_key_is_one_however_it_is_
 def test_all_overrides_of_a_single_job_are_shown() -> None:
     assert differing_overrides(JOBS[:1]) == [["model=mlp", "lr=1", "+seed=0"]]
     assert columns([]) == ([], [])
+
+
+def test_what_a_try_holds_of_its_gpus_is_known_while_it_runs_and_the_most_of_it_once_it_has_ended() -> None:
+    view = seen(queued(0), start(0, 1.0, "0.0"), {"event": "memory", "time": 2.0, "job": 0, "gpu_mb": 1500.0})
+    assert view.jobs[0].tries[0].gpu_mb == 1500.0
+    view.take([end(0, 3.0, "FAILED", event="retry", gpu_mb=2000.0), start(0, 4.0, "0.0", attempt=2)])
+    assert [one.gpu_mb for one in view.jobs[0].tries] == [2000.0, None]
+    view.take([end(0, 5.0, attempt=2, gpu_mb=300.0), {"event": "memory", "time": 6.0, "job": 0, "gpu_mb": 7.0}])
+    assert view.jobs[0].gpu_mb == view.jobs[0].tries[1].gpu_mb == 300.0

@@ -123,8 +123,10 @@ class CallInRanks:
             os.close(fd)
 
     def _require_forkable(self) -> None:
-        on_cpu = not self._assignment.environ.get("CUDA_VISIBLE_DEVICES")
+        on_cpu = not self._assignment.environ.get("GPU_POOL_GPUS")
         why = _interpreter.unsafe_to_fork(on_cpu=on_cpu)
+        if why is None and not on_cpu and _process.answer_of_fork(_interpreter.torch_refuses_fork):
+            why = _interpreter.TORCH_REFUSES
         if why is not None:
             why = f"could not fork its ranks from its own process, where callbacks run: {why}"
             remedy = "move what initialises it into the task function, or use start_method: spawn"

@@ -324,6 +324,8 @@ class Lines:
             job, slots = self._by_number[event["job"]], ",".join(event["slots"])
             if not self.brief:
                 say(f"{job} started in slot {slots}, pid {event['pid']}{again}")
+        elif event["event"] == "waiting":
+            say(one_line(event["why"]), logging.WARNING)
         elif event["event"] == "stop":
             self._stops(event)
         elif event["event"] == "retry":

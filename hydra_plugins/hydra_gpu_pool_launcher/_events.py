@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ._model import Cause, Exit, Job, Outcome, Report, Slot
 
@@ -23,6 +24,19 @@ class StartRefused:
     num: int
     why: str
     for_now: bool
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The job was not started: other sweeps have these of its slots, or have waited longer for them."""
+
+    num: int
+    slots: frozenset[Slot]
+
+
+@dataclass(frozen=True)
+class Freed:
+    """Another sweep may have let go of a slot."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +107,34 @@ class Released:
     """Jobs may start again."""
 
 
-Event = Submitted | StartRefused | Returned | Saving | Ending | Gone | Abandoned | Stop | Cancel | Held | Released
+@dataclass(frozen=True)
+class Measured:
+    """The answer to Look: the devices' free memory, in bytes, by their positions in ``Layout.devices``.
+
+    A device without an entry, or with None: nobody can say. ``used``: what the processes of a job hold of a device, by
+    the job's number and the device, as far as that is known.
+    """
+
+    free: Mapping[int, int | None]
+    used: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+
+Event = (
+    Submitted
+    | StartRefused
+    | Taken
+    | Freed
+    | Returned
+    | Saving
+    | Ending
+    | Gone
+    | Abandoned
+    | Stop
+    | Cancel
+    | Held
+    | Released
+    | Measured
+)
 
 
 # --- commands: what the schedule wants done, in this order ---
@@ -151,4 +192,17 @@ class Retry:
     outcome: Outcome
 
 
-Command = Start | Interrupt | Kill | Abandon | End | Retry
+@dataclass(frozen=True)
+class Look:
+    """Ask the driver for the devices' memory. Answered by Measured, always, and in a bounded time."""
+
+
+@dataclass(frozen=True)
+class Scarce:
+    """Tell that a device, with so many bytes free, has too little for a job to start; None: nobody can say how many."""
+
+    device: int
+    free: int | None
+
+
+Command = Start | Interrupt | Kill | Abandon | End | Retry | Look | Scarce

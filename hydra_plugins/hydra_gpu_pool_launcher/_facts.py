@@ -127,6 +127,7 @@ _END = {
     "seconds": _FIGURE,
     "cpu_s": _FIGURE,
     "peak_mb": _FIGURE,
+    "gpu_mb": _FIGURE,
 }
 
 _EVENTS = {
@@ -157,6 +158,8 @@ _EVENTS = {
         },
         "queued": {"job": _COUNT, "overrides": _TEXTS},
         "start": {"job": _COUNT, "attempt": _COUNT, "pid": _PID, "slots": _Field(_TEXTS.types, _are_some_texts)},
+        "waiting": {"device": _TEXT, "why": _TEXT},
+        "memory": {"job": _COUNT, "gpu_mb": _AMOUNT},
         "stop": {"job": _COUNT, "cause": _CAUSE, "why": _TEXT},
         "retry": _END,
         "end": _END,

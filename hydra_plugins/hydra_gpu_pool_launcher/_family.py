@@ -40,10 +40,11 @@ def _children() -> set[int]:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             return {int(pid) for pid in file.read().split()}
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-        return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == os.getpid()}
+        return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent(pid) == os.getpid()}
 
 
-def _parent(pid: int) -> int | None:
+def parent(pid: int) -> int | None:
+    """The pid of the process that it hangs on; None: it is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[1])
@@ -95,6 +96,14 @@ class Family:
         """These children are not of any leader's tree: they are neither ended nor reaped here."""
         self._spared.update(pids)
 
+    def end_spared(self, pid: int) -> bool:
+        """SIGKILL to a child that is spared, and to its process group; True: it is reaped. To be called until it is."""
+        _kill(pid)
+        if not _reaped(pid):
+            return False
+        self._spared.discard(pid)  # the next process of this pid is another one
+        return True
+
     def start(
         self,
         key: int,
@@ -113,6 +122,10 @@ class Family:
             with contextlib.suppress(PermissionError):  # it has become another user, as sudo does
                 os.kill(self._leaders[key].pid, signum)  # it is our child and not reaped: the pid is its own
                 os.kill(self._leaders[key].pid, signal.SIGCONT)  # one that is suspended could not hear it
+
+    def leaders(self) -> dict[int, int]:
+        """The pids of those that run, by key."""
+        return {key: leader.pid for key, leader in self._leaders.items()}
 
     def leader(self, key: int) -> int | None:
         """Its pid, while it runs."""

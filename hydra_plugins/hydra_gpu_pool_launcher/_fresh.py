@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 
 from . import _descriptors, _exit_hooks, _interpreter, _job, _process, _rank, _reimport, _streams
+from ._caps import LIMITS
 from ._carry import ARGUMENTS, Carried, CarriedBody, Parts
 from ._errors import ConfigurationError
 from ._guard import FreshSupervisor, be_supervisor
@@ -67,7 +68,8 @@ _EXIT_HOOKS_S = 5
 
 def _serve(carried: Carried, role: FreshSupervisor) -> int:
     origin = role.origin
-    for fd in (origin.channel, origin.main_pidfd, role.guard_pidfd, role.imported, role.output):
+    leases = set() if role.leases is None else role.leases.descriptors()
+    for fd in {origin.channel, origin.main_pidfd, role.guard_pidfd, role.imported, role.output, *leases}:
         os.set_inheritable(fd, False)
     # Until the import is over, there is nothing to lose here: whoever signals this process ends it, as any other.
     signal.pthread_sigmask(signal.SIG_SETMASK, role.mask)
@@ -87,7 +89,7 @@ def _serve(carried: Carried, role: FreshSupervisor) -> int:
         _interpreter.pause_openmp()
         _interpreter.freeze_garbage()
         origin = replace(origin, random_state=random.getstate())
-        be_supervisor(replace(app, body=body), origin, role.guard_pidfd, role.mask, imported=printed)
+        be_supervisor(replace(app, body=body), origin, role.guard_pidfd, role.mask, role.leases, imported=printed)
     _exit_hooks.run_exit_hooks_of_import(_EXIT_HOOKS_S)
     return 0
 
@@ -101,7 +103,7 @@ def _imported(carried: Carried, app: App) -> tuple[CarriedBody | None, dict[str,
     on_cpu = app.layout.on_cpu
     unsafe = functools.partial(_interpreter.unsafe_to_fork, on_cpu=on_cpu)
     some_slots = [Slot(device, 0) for device in range(app.layout.devices_per_job)]
-    sensitive = app.devices(some_slots, os.environ)
+    sensitive = {name: v for name, v in app.devices(some_slots, os.environ).items() if name not in LIMITS}
     try:
         with _reimport.watched(carried.preparation, unsafe, frozenset(sensitive)) as watch:
             parts = Parts(carried.parts)

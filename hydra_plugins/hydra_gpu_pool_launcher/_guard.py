@@ -10,6 +10,7 @@ forkserver`` the supervisor is a fresh interpreter, see ``_fresh``, in which the
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Literal, NoReturn
 
 from . import _carry, _descriptors, _interpreter, _job, _pidfd, _process, _signals, _streams
 from ._family import end_all_children
+from ._leases import Leases, Opened, open_files
 from ._pool import Pool
 from ._schedule import Schedule
 from ._verdict import LOST_AFTER_S
@@ -48,6 +50,7 @@ class FreshSupervisor:
     output: int
     mask: frozenset[int]
     trial: bool
+    leases: Opened | None
 
 
 def be_guard(app: App, origin: Origin, mask: frozenset[int], fresh: Fresh | None = None) -> int:
@@ -65,15 +68,22 @@ def be_guard(app: App, origin: Origin, mask: frozenset[int], fresh: Fresh | None
     _process.raise_descriptor_limit()
     _streams.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0, 1)
     guard_pidfd = _pidfd.pidfd_open(os.getpid())
+    try:
+        # Here, so that they are held until both are gone: a supervisor that is killed leaves jobs to be ended.
+        leases = None if app.leases is None else open_files(app.leases, app.layout)
+    except OSError as error:
+        why = f"gpu_pool cannot lease slots in {app.leases} ({error.filename or app.leases}: {error.strerror})."
+        _descriptors.send(origin.channel, json.dumps({"refused": why}).encode() + b"\n")
+        return 0
     imported = os.pipe2(os.O_CLOEXEC) if fresh is not None and fresh.method == "forkserver" else None
     if fresh is not None and imported is not None:
-        become = FreshSupervisor(origin, guard_pidfd, imported[1], fresh.output, mask, fresh.trial)
+        become = FreshSupervisor(origin, guard_pidfd, imported[1], fresh.output, mask, fresh.trial, leases)
         carried = fresh.carried
         guard = os.getpid()
         supervisor = _process.fork(lambda _: _become_fresh(become, carried, guard))
     else:
         spawn = None if fresh is None else fresh.carried
-        supervisor = _process.fork(lambda _: be_supervisor(app, origin, guard_pidfd, mask, spawn=spawn))
+        supervisor = _process.fork(lambda _: be_supervisor(app, origin, guard_pidfd, mask, leases, spawn=spawn))
     _streams.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 2)  # faults until here are for the user to see
     supervisor_pidfd = _pidfd.pidfd_open(supervisor)
     if imported is not None:
@@ -99,6 +109,8 @@ def be_guard(app: App, origin: Origin, mask: frozenset[int], fresh: Fresh | None
 def _become_fresh(become: FreshSupervisor, carried: int, guard: int) -> NoReturn:
     _process.die_with_parent(guard)  # until the import is over: it has no time to look after the guard
     keep = {become.origin.channel, become.origin.main_pidfd, become.guard_pidfd, become.imported, become.output}
+    if become.leases is not None:
+        keep |= become.leases.descriptors()
     _streams.redirect(os.dup(become.output), 1, 2)
     _carry.become_fresh(carried, become, keep, os.environ)
 
@@ -108,14 +120,15 @@ def be_supervisor(
     origin: Origin,
     guard_pidfd: int,
     mask: frozenset[int],
+    opened: Opened | None,
     *,
     spawn: int | None = None,
     imported: str | None = None,
 ) -> int:
     """Serve requests. Runs in the supervisor's process, where no code of the app runs, ever.
 
-    ``spawn``: what each job carries into an interpreter of its own, see ``Fresh``. ``imported``: where this process
-    has imported the app by itself, what was printed meanwhile.
+    ``opened``: the leases, which the guard has opened. ``spawn``: what each job carries into an interpreter of its own,
+    see ``Fresh``. ``imported``: where this process has imported the app by itself, what was printed meanwhile.
     """
     stopping = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
     ours = {_job.UNSAVED, CANCEL}
@@ -127,7 +140,8 @@ def be_supervisor(
         signal.signal(signum, lambda *_: None)  # seen through the pipe
     signal.pthread_sigmask(signal.SIG_SETMASK, mask - handled)
     _process.become_subreaper()
-    world = SystemWorld(app, origin, wakeup, guard_pidfd, of_the_app, mask - stopping, spawn, imported)
+    leases = None if opened is None else Leases(opened, app.layout)
+    world = SystemWorld(app, origin, wakeup, guard_pidfd, of_the_app, mask - stopping, spawn, imported, leases)
     _streams.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 1, 2)  # until it has a log, and never a terminal
     threads = [] if imported is None else _interpreter.other_threads()
     torch_refuses = spawn is None and imported is None and _interpreter.torch_refuses_fork()

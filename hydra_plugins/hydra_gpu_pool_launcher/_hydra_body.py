@@ -13,16 +13,17 @@ from hydra.core.utils import JobReturn, JobRuntime, JobStatus, configure_log, fi
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from . import _devices, _hydra_state
+from . import _hydra_state
 from ._body import Call, Result
 from ._errors import ConfigurationError
 from ._model import Job
+from ._vendors import VISIBILITY_VARIABLES
 
 
 def refuse_visibility(config: DictConfig) -> None:
     """``hydra.job.env_set`` is applied by run_job, after us: there, such a variable would silently beat the slot."""
     for name in config.hydra.job.env_set:
-        if name in _devices.VISIBILITY_VARIABLES:
+        if name in VISIBILITY_VARIABLES:
             raise ConfigurationError(
                 f"hydra.job.env_set.{name}={config.hydra.job.env_set[name]!r}: gpu_pool sets the visible devices of "
                 "each job itself; remove it there, and choose devices with hydra.launcher.gpus."

@@ -27,6 +27,9 @@ _OMP_PAUSE_HARD = 2
 _OF_ONE_WANDB_RUN = {"WANDB_SERVICE", "WANDB_RUN_ID"}
 """What wandb.init() sets in the environment, for the processes that belong to its run."""
 
+_GPUS_OF_TORCH = ("torch.cuda", "torch.xpu")
+"""CUDA or, under the same name, HIP; Level Zero."""
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """What the numeric libraries read when they are loaded; the first is the one that all of them honour."""
 
@@ -97,16 +100,18 @@ def loaded_torch() -> Any | None:
 
 
 def torch_refuses_fork() -> bool:
-    """True where torch will use no GPU in this process, because it was forked from one that had touched CUDA.
+    """True where torch will use no GPU in this process, because it was forked from one that had touched one.
 
-    Asked in the supervisor, right after the fork: the driver itself answers "not initialised" there.
+    Asked in the supervisor, right after the fork: the driver itself answers "not initialised" there. Of HIP and of
+    Level Zero, torch alone can tell.
     """
-    cuda = sys.modules.get("torch.cuda")
-    return cuda is not None and getattr(cuda, "_is_in_bad_fork", bool)() is True
+    loaded = filter(None, map(sys.modules.get, _GPUS_OF_TORCH))
+    return any(getattr(module, "_is_in_bad_fork", bool)() is True for module in loaded)
 
 
 TORCH_REFUSES = (
-    "something in it has called a torch.cuda function, after which torch refuses the GPU to every fork of it"
+    "something in it has called a torch.cuda or torch.xpu function, after which torch refuses the GPU to every fork "
+    "of it"
 )
 """The clause for where ``torch_refuses_fork`` is true in a fork."""
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from . import _carry, _exit_hooks, _interpreter, _process, _signals, _streams
+from ._caps import LIMITS
 from ._errors import ConfigurationError, JobCrashedError, JobError
 from ._exceptions import described
 from ._files import SweepFiles
@@ -122,6 +123,8 @@ def enter_fresh(assignment: Assignment, load: Callable[[], T]) -> tuple[_signals
 
 def _require_unchanged(assignment: Assignment) -> None:
     for name in assignment.visibility:
+        if name in LIMITS:
+            continue  # the app may well know better
         if os.environ.get(name) != assignment.environ.get(name):
             raise ConfigurationError(
                 f"The app sets {name}={os.environ.get(name)!r} when it is imported, over what start_method: spawn has "

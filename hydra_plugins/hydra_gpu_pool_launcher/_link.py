@@ -141,7 +141,8 @@ class Link:
 def start(app: App, fresh: Fresh | None = None) -> Link:
     """Fork the guard, which forks the supervisor; returns when the latter serves, or has said why it does not.
 
-    Raises ConfigurationError where the system refuses a process, and SupervisorGoneError where one ends at once.
+    Raises ConfigurationError where the system refuses a process, or the supervisor says why it does not serve, and
+    SupervisorGoneError where one ends at once.
     """
     _close_the_unclosed()
     try:
@@ -180,6 +181,9 @@ def start(app: App, fresh: Fresh | None = None) -> Link:
             "The supervisor ended while it started: killed by somebody, or by a fault of gpu_pool that it printed."
         )
     link.ready = ready
+    if "refused" in ready:
+        close(link, os.getpid())
+        raise ConfigurationError(ready["refused"])
     if "pid" not in link.ready:
         return link  # it is gone, or about to be
     with contextlib.suppress(ProcessLookupError):  # gone again already: the guard's end will tell

@@ -6,134 +6,118 @@ would be broken in every fork of it.
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from . import _cards, _sysfs, _vendors
+from ._cards import Gpu
 from ._errors import ConfigurationError
-from ._settings import shown
+from ._model import Layout, Vendor
 
 ASK_S = 30.0  # a driver in trouble makes nvidia-smi hang, for ever if need be
 NVIDIACTL = "/dev/nvidiactl"  # there as soon as the driver is
+MPS_PIPES = "/tmp/nvidia-mps"
+FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the same on every Linux
 OWN_CGROUP = "/proc/self/cgroup"
 CGROUP_ROOT = "/sys/fs/cgroup"
 
-_ASK_NVML = """
-import json, sys
-sys.path.append(sys.argv[1])
-def text(value):
-    return value.decode() if isinstance(value, bytes) else value
-def exclusive(gpu):
-    try:
-        return nvml.nvmlDeviceGetComputeMode(gpu) == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
-    except nvml.NVMLError:
-        return False
-try:
-    import pynvml as nvml
-    nvml.nvmlInit()
-    gpus = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    print(json.dumps([[i, text(nvml.nvmlDeviceGetUUID(g)), text(nvml.nvmlDeviceGetName(g)), exclusive(g)]
-                      for i, g in enumerate(gpus)]))
-except Exception as error:
-    sys.exit(str(error) or type(error).__name__)
-"""
-
 
 @dataclass(frozen=True)
-class Gpu:
-    """One GPU as the driver reports it. ``index``: nvidia-smi's number. ``exclusive``: only one process may use it."""
+class Found:
+    """Whose GPUs are used, and all that there are of them; None: nobody can say.
 
-    index: int
-    uuid: str
-    name: str
-    exclusive: bool
+    ``why``: a clause that says why they are not NVIDIA's, where that was not asked for.
+    """
+
+    vendor: Vendor = "nvidia"
+    gpus: tuple[Gpu, ...] | None = None
+    why: str | None = None
+
+
+def look(vendor: Literal["auto"] | Vendor, environ: Mapping[str, str]) -> Found:
+    """The GPUs of the vendor, numbered as its variable does; ``auto``: NVIDIA's, where there are any.
+
+    Blocks and raises as ``discover``, unless another vendor's are asked for.
+    """
+    nvidia, why = None, None
+    if vendor in {"auto", "nvidia"}:
+        nvidia = discover(environ)
+    if vendor == "auto":
+        vendor, why = ("nvidia", None) if nvidia else _vendors.without_nvidia(environ, amd=bool(_sysfs.amd()))
+    if vendor == "nvidia":
+        return Found(vendor, nvidia)
+    if vendor == "amd":
+        return Found(vendor, _vendors.within_rocr(_sysfs.amd(), environ), why)
+    # Depending on how it is set up, Level Zero counts tiles: whatever numbers are given may be right.
+    asked = _vendors.inherited(environ, vendor).value is not None
+    return Found(vendor, None if asked else _sysfs.intel(), why)
 
 
 def discover(environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
-    """Every GPU of this machine in the driver's order, whatever CUDA_VISIBLE_DEVICES says; None: no driver here.
+    """Every GPU of NVIDIA's in the driver's order, whatever CUDA_VISIBLE_DEVICES says; None: no driver here.
 
-    Runs in main; asks NVML (nvidia-ml-py) in a short-lived process, then nvidia-smi, and waits up to ``ASK_S`` seconds
-    for each. Raises ConfigurationError, without a full stop, where a driver is there and neither got an answer.
+    Runs in main; has ``_driver`` ask, in a short-lived process, and waits up to ``ASK_S`` seconds for it. Raises
+    ConfigurationError, without a full stop, where a driver is there and does not answer.
     """
-    faults: list[str] = []
     try:
-        if (gpus := _from_nvml(environ)) is not None:
-            return gpus
-    except _NoAnswer as error:
-        faults.append(f"NVML: {error}")  # its library is missing, mostly: then there is no driver, unless:
-    there = os.path.exists(NVIDIACTL)
+        return _asked(environ)
+    except _cards.NoAnswer as error:
+        if os.path.exists(NVIDIACTL) or _smi(environ):
+            raise ConfigurationError(f"the NVIDIA driver cannot be asked ({error})") from None
+        return None  # NVML's library is missing, mostly
+
+
+def _asked(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    folder = _cards.folder_of_pynvml()
     try:
-        if (gpus := _from_smi(environ)) is not None:
-            return gpus
-    except _NoAnswer as error:
-        faults.append(f"nvidia-smi: {error}")
-        there = True
-    if not there:
-        return None
-    why = "; ".join(faults) or "neither nvidia-ml-py nor nvidia-smi is installed"
-    raise ConfigurationError(f"the NVIDIA driver cannot be asked ({why})")
+        return _cards.read(_ask(_cards.command(folder), environ))
+    except _Died as error:
+        if folder is None or not _smi(environ):
+            raise
+        try:  # NVML has taken the process along
+            return _cards.read(_ask(_cards.command(None), environ))
+        except _cards.NoAnswer as more:
+            raise _cards.NoAnswer(f"NVML: {error}; {more}") from None
 
 
-class _NoAnswer(Exception):
-    """Why a command gave none: its own words where it had some."""
+def _smi(environ: Mapping[str, str]) -> str | None:
+    return shutil.which("nvidia-smi", path=environ.get("PATH"))
 
 
-def _from_nvml(environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
-    """The GPUs, or None where nvidia-ml-py is not installed. Raises _NoAnswer."""
-    if not (sys.executable and (folder := _folder_of_pynvml())):
-        return None
-    # Isolated and without site: no .pth file, sitecustomize or json.py of the user's runs; the one folder is named.
-    answer = _ask([sys.executable, "-I", "-S", "-c", _ASK_NVML, folder], environ)
-    try:
-        return tuple(Gpu(*gpu) for gpu in json.loads(answer))
-    except (ValueError, TypeError):
-        raise _NoAnswer(f"unexpected answer {shown(answer)}") from None
-
-
-def _from_smi(environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
-    """The GPUs, or None where there is no nvidia-smi. Raises _NoAnswer."""
-    smi = shutil.which("nvidia-smi", path=environ.get("PATH"))
-    if smi is None:
+def driver(layout: Layout) -> tuple[str, ...] | None:
+    """The command that asks the driver for these devices' memory; None: it does not know them, or there is none."""
+    if layout.vendor != "nvidia" or not any(device.uuid for device in layout.devices):
         return None
     try:
-        answer = _ask([smi, "--query-gpu=index,uuid,name,compute_mode", "--format=csv,noheader"], environ)
-    except _NoAnswer as error:
-        if "No devices were found" in str(error):  # an answer, although it ends with 6
-            return ()
-        raise
-    try:
-        return tuple(map(_gpu, answer.splitlines()))
-    except ValueError:
-        raise _NoAnswer(f"unexpected answer {shown(answer)}") from None
-
-
-def _folder_of_pynvml() -> str | None:
-    try:
-        spec = importlib.util.find_spec("pynvml")
-    except ValueError:  # somebody put a module without a spec into sys.modules
+        return tuple(_cards.command(_cards.folder_of_pynvml()))
+    except _cards.NoAnswer:
         return None
-    if spec is None or spec.origin is None:
-        return None
-    folder = os.path.dirname(os.path.abspath(spec.origin))
-    return os.path.dirname(folder) if spec.submodule_search_locations else folder
 
 
-def _gpu(line: str) -> Gpu:
-    """One line of nvidia-smi. Raises ValueError where it is none, such as "0, [Unknown Error], …"."""
-    index, uuid, *name, mode = map(str.strip, line.split(","))
-    if not uuid.startswith("GPU-"):
-        raise ValueError(line)
-    return Gpu(int(index), uuid, ", ".join(name), mode == "Exclusive_Process")
+def in_first_pid_namespace() -> bool:
+    """Whether the pids that the driver tells are those by which this process knows others: not in most containers."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def mps(environ: Mapping[str, str]) -> bool:
+    """Whether CUDA finds an MPS server here, through which several processes share an exclusive GPU."""
+    return os.path.exists(os.path.join(environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPES, "control"))
+
+
+class _Died(_cards.NoAnswer):
+    """The process that asks ended without an answer."""
 
 
 def _ask(command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """What the command prints. Blocks up to ``ASK_S`` seconds. Raises _NoAnswer."""
+    """What the command prints. Blocks up to ``ASK_S`` seconds. Raises NoAnswer; _Died where it ends with an error."""
     try:
         process = subprocess.Popen(
             command,
@@ -146,7 +130,7 @@ def _ask(command: Sequence[str], environ: Mapping[str, str]) -> str:
             start_new_session=True,
         )
     except OSError as error:
-        raise _NoAnswer(str(error)) from None
+        raise _cards.NoAnswer(str(error)) from None
     try:
         out, err = process.communicate(timeout=ASK_S)
     except BaseException as error:
@@ -161,11 +145,11 @@ def _ask(command: Sequence[str], environ: Mapping[str, str]) -> str:
         except subprocess.TimeoutExpired:
             pass  # left behind: nobody can end it
         if isinstance(error, subprocess.TimeoutExpired):
-            raise _NoAnswer(f"no answer within {ASK_S:g} s") from None
+            raise _cards.NoAnswer(f"no answer within {ASK_S:g} s") from None
         raise
     if process.returncode != 0:
         words = " ".join(f"{err} {out}".split())[:300].rstrip(".")
-        raise _NoAnswer(words or f"it ended with {process.returncode}")
+        raise _Died(words or f"it ended with {process.returncode}")
     return out
 
 

@@ -48,11 +48,31 @@ class Job:
         return f"job {self.num} ({' '.join(self.overrides)})" if self.overrides else f"job {self.num}"
 
 
+Vendor = Literal["nvidia", "amd", "intel"]
+"""Whose GPUs the jobs of a sweep use."""
+
+
 @dataclass(frozen=True)
 class Device:
-    """One GPU or MIG instance, as CUDA_VISIBLE_DEVICES names it ("3", "GPU-…", "MIG-…"), or the CPU ("")."""
+    """One GPU or MIG instance, as CUDA_VISIBLE_DEVICES names it ("3", "GPU-…", "MIG-…"), or the CPU ("").
+
+    Those of other vendors, as their variable does.
+
+    ``uuid`` and ``total_bytes``, its memory, are None where nobody can tell them.
+    """
 
     entry: str
+    uuid: str | None = None
+    total_bytes: int | None = None
+    known_as: str | None = None  # where its entry does not tell it from all other devices of this machine: "amd-2"
+
+    @property
+    def key(self) -> str:
+        """What it is known by, on this machine and whatever CUDA_VISIBLE_DEVICES says: its UUID, else the entry.
+
+        Of vendors other than NVIDIA, the vendor and the number: "amd-2", "intel-0".
+        """
+        return self.uuid or self.known_as or self.entry
 
     @property
     def label(self) -> str:
@@ -72,12 +92,14 @@ class Slot:
 class Layout:
     """Which slots there are, and how many a job takes, each on another device.
 
-    CPU slots are slots on one device whose entry is "": to the schedule, room is room.
+    CPU slots are slots on one device whose entry is "": to the schedule, room is room. ``vendor``: whose GPUs they are
+    on; with CPU slots, whose are here and must be hidden.
     """
 
     devices: tuple[Device, ...]
     slots_per_device: int
     devices_per_job: int = 1
+    vendor: Vendor = "nvidia"
 
     @property
     def on_cpu(self) -> bool:
@@ -130,6 +152,7 @@ class Settings:
     prefix: str
 
     gpus: Literal["auto"] | tuple[str, ...]
+    vendor: Literal["auto"] | Vendor
     one_gpu: bool  # gpus was a single number: the log then says "GPU 2 only", since a count may have been meant
     per_gpu: int
     gpus_per_job: int
@@ -146,6 +169,7 @@ class Settings:
     fail_fast: bool
     resume: bool
     min_free_gpu_mem_gb: float | None
+    mem_caps: bool
     share: bool
     output: Literal["file", "tee"]
     progress: Literal["auto", "live", "log", "none"]
@@ -156,6 +180,8 @@ class Policy:
     """How jobs are treated, whatever they are: the keys of these names that the schedule decides by, in seconds.
 
     ``retry_on``: the values of the Causes after which a job has one of its ``max_retries`` further tries.
+    ``min_free``: bytes of a GPU's memory, below which no job starts there. ``settle_s``: how long the memory of an
+    ended job is given to come back; 0 where no driver can be asked for it.
     """
 
     kill_grace_s: float
@@ -164,6 +190,8 @@ class Policy:
     max_retries: int = 0
     retry_on: frozenset[str] = frozenset()
     fail_fast: bool = False
+    min_free: int | None = None
+    settle_s: float = 0.0
 
 
 @dataclass(frozen=True)

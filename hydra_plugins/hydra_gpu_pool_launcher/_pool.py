@@ -21,25 +21,30 @@ from ._events import (
     End,
     Ending,
     Event,
+    Freed,
     Gone,
     Held,
     Interrupt,
     Kill,
+    Look,
+    Measured,
     Released,
     Retry,
     Returned,
     Saving,
+    Scarce,
     Start,
     StartRefused,
     Stop,
     Submitted,
+    Taken,
 )
 from ._files import is_of_the_disk
 from ._model import Cause, Exit
 from ._process import is_refusal
 from ._requests import Close, Request
 from ._schedule import Schedule
-from ._system import Died, World
+from ._system import Died, Happening, World
 
 LOOK_AGAIN_S = 1.0
 """Between two looks at a disk that cannot be written: nothing tells when it can."""
@@ -67,6 +72,7 @@ class Pool:
     _closing: bool = False
     _held: bool = False  # nothing is started
     _warned: bool = False  # and a person knows
+    _told: set[int] = field(default_factory=set)  # devices of which it was said, in this launch, that others have them
 
     def serve(self) -> None:
         """Block until there is nothing left to do and nothing can come any more."""
@@ -76,6 +82,7 @@ class Pool:
                 self._take(event)
             self._look_at_the_disk()
             self._carry_out(self.schedule.tick(self.world.now()))
+            self._line_up()
             if self._launching and self.schedule.idle:
                 self._launching = False
                 self.world.record("done")
@@ -95,6 +102,19 @@ class Pool:
             self._held = False
             self._tell(Released())
 
+    def _line_up(self) -> None:
+        """Wait for what others have, and what is wanted, if anything is."""
+        waiting = self.schedule.waiting(self.world.now())
+        while self.world.wait_for(waiting.slots):
+            self._tell(Freed())
+            waiting = self.schedule.waiting(self.world.now())
+        for device in sorted({slot.device for slot in waiting.told} - self._told):
+            self._told.add(device)
+            name = self.schedule.layout.devices[device].label
+            gpu = f"GPU {name}" if name.isdigit() else name  # a name has the word in itself
+            holders = self.world.holders([slot for slot in waiting.told if slot.device == device])
+            self.world.record("waiting", device=name, why=f"a job waits for a slot on {gpu}, which {holders}")
+
     def _hold(self, why: str) -> None:
         """Start nothing that cannot be recorded, and say so, once: what runs goes on, and ends as ever."""
         if not self._warned:
@@ -104,13 +124,13 @@ class Pool:
             self._held = True
             self._tell(Held())
 
-    def _take(self, event: Request | Close | Stop | Cancel | Ending | Died) -> None:
+    def _take(self, event: Happening) -> None:
         match event:
             case Close():
                 self._closing = True
             case Request():
                 self._launch(event)
-            case Stop() | Cancel():
+            case Stop() | Cancel() | Measured() | Freed():
                 self._tell(event)
             case Ending(num):
                 self._running[num].ended = self.world.now()
@@ -120,6 +140,7 @@ class Pool:
                 running.exit = exit_
                 if running.ended is None:
                     running.ended = self.world.now()
+                self.world.release(num)
                 self._tell(Gone(num, exit_, self.world.report(num)))
 
     def _launch(self, request: Request) -> None:
@@ -129,6 +150,7 @@ class Pool:
             self.world.refuse(str(error))
             return
         self._launching = True
+        self._told.clear()
         if earlier is not None:
             self.world.record("resumed", **earlier.facts())
         for job in request.jobs:
@@ -175,6 +197,13 @@ class Pool:
             case Retry():
                 self._end("retry", command)
                 return []
+            case Look():
+                self.world.look()
+                return []
+            case Scarce(device):
+                why = self.world.scarcity(device)
+                self.world.record("waiting", device=self.schedule.layout.devices[device].label, why=why)
+                return []
 
     def _start(self, start: Start) -> Sequence[Event]:
         num, now = start.job.num, self.world.now()
@@ -183,9 +212,13 @@ class Pool:
             self._hold(why)
         if self._held:
             return [StartRefused(num, "nothing can be recorded", for_now=True)]
+        taken = self.world.lease(start)
+        if taken:
+            return [Taken(num, taken)]
         try:
             pid = self.world.start(start)
         except OSError as error:
+            self.world.release(num)
             if is_of_the_disk(error):
                 self._hold(f"The sweep's files cannot be written ({error})")
                 return [StartRefused(num, str(error), for_now=True)]
@@ -227,6 +260,9 @@ class Pool:
             facts["seconds"] = round(ended - running.started, 3)
             if running.exit is not None:
                 facts["cpu_s"], facts["peak_mb"] = round(running.exit.cpu_s, 3), round(running.exit.peak_mb, 1)
+            gpu_mb = self.world.gpu_mb(end.job.num)
+            if gpu_mb is not None:
+                facts["gpu_mb"] = round(gpu_mb, 1)
             if running.stop_recorded and not outcome.by_itself:
                 self.world.set_aside(end.job.num)
         self.world.record(

@@ -66,8 +66,9 @@ def results(view: View, *, over: bool = False) -> Table:
     """What is known of each job. ``over``: nothing runs any more, whatever the journal says.
 
     In this order: number, a column per override that differs, status, value, seconds, gpu, slot, tries, peak_mb,
-    cpu_seconds, cause, error, log. A value that is a dict has a column per key (value.loss), a short list of numbers
-    one per position (value.0). These names stand fast: an override whose key is one of them is at ``override.KEY``.
+    gpu_mb, cpu_seconds, cause, error, log. A value that is a dict has a column per key (value.loss), a short list of
+    numbers one per position (value.0). These names stand fast: an override whose key is one of them is at
+    ``override.KEY``.
     """
     jobs = view.in_order()
     keys, overrides = columns([job.job for job in jobs])
@@ -104,7 +105,7 @@ def error_line(error_type: str | None, error_text: str | None, longest: int = 10
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
-_FIGURES = ("seconds", "gpu", "slot", "tries", "peak_mb", "cpu_seconds", "cause", "error", "log")
+_FIGURES = ("seconds", "gpu", "slot", "tries", "peak_mb", "gpu_mb", "cpu_seconds", "cause", "error", "log")
 
 
 def _about(job: JobView, over: bool) -> dict[str, Cell]:
@@ -117,6 +118,7 @@ def _about(job: JobView, over: bool) -> dict[str, Cell]:
         "slot": ",".join(slot.rpartition(".")[2] for slot in slots) or None,
         "tries": len(job.known_tries),
         "peak_mb": job.peak_mb,
+        "gpu_mb": job.gpu_mb,
         "cpu_seconds": job.cpu_s,
         "cause": None if job.cause is None else job.cause.value,
         "error": error_line(job.error_type, job.error_text) or None,

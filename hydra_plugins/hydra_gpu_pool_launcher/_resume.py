@@ -20,7 +20,7 @@ from ._journal import JournalReader
 from ._model import Cause, Job, Outcome, Report, Status
 from ._returns import DamagedReturnError, overrides_from_json
 
-_FIGURES = ("seconds", "cpu_s", "peak_mb")
+_FIGURES = ("seconds", "cpu_s", "peak_mb", "gpu_mb")
 """Of an "end" line: what is still true of a job that is not run again."""
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import signal
 from collections import deque
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Collection, MutableSequence
 from dataclasses import dataclass, field
 
 from ._errors import GpuPoolError
@@ -27,10 +27,12 @@ from ._events import (
     End,
     Ending,
     Event,
+    Freed,
     Gone,
     Held,
     Interrupt,
     Kill,
+    Measured,
     Released,
     Retry,
     Returned,
@@ -39,7 +41,9 @@ from ._events import (
     StartRefused,
     Stop,
     Submitted,
+    Taken,
 )
+from ._gauge import Gauge
 from ._model import Cause, Exit, Job, Layout, Outcome, Policy, Report, Slot, Status
 from ._slots import Slots
 from ._verdict import LOST_AFTER_S, Stopped, cancelled, judge, lost, told
@@ -83,6 +87,19 @@ class _Try:
     stopped: Stopped | None = None
 
 
+_SOON_S, _AGAIN_S = 1.0, 30.0
+"""From the first look at slots that others have to the next, and then from one to the next: where nothing tells of what
+is let go of (a directory on a network), these find out."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a job waits for that others have: slots that it would take. ``told``: those that a person is told of."""
+
+    slots: frozenset[Slot] = frozenset()
+    told: frozenset[Slot] = frozenset()
+
+
 @dataclass
 class Schedule:
     """The state of a pool, and its only judge.
@@ -102,9 +119,16 @@ class Schedule:
     _not_before: float = float("-inf")  # the next start, for stagger_s
     _due: float | None = None  # when a start that only stagger_s delays can be made
     _turn: dict[int, int] = field(default_factory=dict)  # by job: its place in the order of submission
+    _gauge: Gauge = field(init=False)
+    _crowded: bool = False  # the system has refused a process since the last end of a job
+    _wanted: frozenset[Slot] = frozenset()  # of others
+    _since: float | None = None  # when the first of them was found to be so
+    _again: float | None = None  # when to see whether they still are
 
     def __post_init__(self) -> None:
         self._slots = Slots(self.layout)
+        totals = [device.total_bytes for device in self.layout.devices]
+        self._gauge = Gauge(self.policy.min_free, self.policy.settle_s, totals)
 
     @property
     def idle(self) -> bool:
@@ -119,7 +143,7 @@ class Schedule:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due at the latest; None: not before the next event."""
-        deadlines = [self._due, *(attempt.deadline for attempt in self._running.values())]
+        deadlines = [self._due, self._again, self._gauge.due, *(attempt.deadline for attempt in self._running.values())]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -133,6 +157,10 @@ class Schedule:
                 return self._start(now)
             case StartRefused():
                 return self._refused(event, now)
+            case Taken():
+                return self._taken(event, now)
+            case Freed():
+                return self._freed(now)
             case Returned(num):
                 self._expect(num, event, Phase.STOPPING, Phase.KILLED).stopped = None
                 return []
@@ -145,10 +173,12 @@ class Schedule:
             case Gone(num, exit_, report):
                 attempt = self._expect(num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED, Phase.ENDING)
                 self._slots.release(attempt.slots)
+                self._gauge.ended(num, now)
                 return [*self._over(attempt, exit_, report, now), *self._start(now)]
             case Abandoned(num, report):
                 attempt = self._expect(num, event, Phase.ABANDONED)
                 self._slots.retire(attempt.slots)  # whatever cannot be killed still holds its GPU
+                self._gauge.dropped(num)
                 return [*self._over(attempt, None, report, now), *self._start(now)]
             case Stop():
                 return self._stop(event, now)
@@ -160,6 +190,8 @@ class Schedule:
             case Released():
                 self._held = False
                 return self._start(now)
+            case Measured():
+                return self._measured(event, now)
 
     def tick(self, now: float) -> list[Command]:
         """What is due now: a try's time or grace that is over, processes that are not to be had, a delayed start."""
@@ -173,9 +205,33 @@ class Schedule:
             else:
                 attempt.phase, attempt.deadline = Phase.ABANDONED, None
                 commands.append(Abandon(attempt.entry.job.num))
-        if self._due is not None and self._due <= now:
+        if any(due is not None and due <= now for due in (self._due, self._gauge.due)):
             commands += self._start(now)
+        if self._again is not None and self._again <= now:
+            self._again = now + _AGAIN_S
+            commands += self._freed(now)
         return commands
+
+    def waiting(self, now: float) -> Waiting:
+        """What is waited for now. To be asked at the end of a step, when all commands have been carried out.
+
+        A person is told of what takes longer than a moment.
+        """
+        stands = self._stopped is not None or self._held or self._crowded or self._due is not None
+        if stands or not (self._queue or self._alone):
+            self._wanted = frozenset()
+        elif self._slots.others:
+            several = self.layout.devices_per_job > 1 or self._alone
+            # Who needs several waits for those that are free, too: others would take them one by one.
+            self._wanted = self._slots.free if several else frozenset(self._slots.others)
+        elif not self._gauge.looking:  # else it is not known yet whether others still have them
+            self._wanted = frozenset()
+        if not self._wanted:
+            self._since = self._again = None
+            return Waiting()
+        if self._since is None:
+            self._since, self._again = now, now + _SOON_S
+        return Waiting(self._wanted, frozenset(self._slots.others if now >= self._since + _SOON_S else ()))
 
     def _expect(self, num: int, event: Event, *phases: Phase) -> _Try:
         attempt = self._running.get(num)
@@ -189,51 +245,91 @@ class Schedule:
     def _start(self, now: float) -> list[Command]:
         """Whatever has room. Where nothing runs and nothing ever will, the rest is lost."""
         commands: list[Command] = []
-        self._due = None
+        self._due = self._gauge.due = None
+        self._crowded = False
         while (self._queue or self._alone) and self._stopped is None and not self._held:
             found = self._next()
-            if found is None:
+            if found is None and not self._slots.others:
                 if not self._running:  # every slot that a job could have is retired
                     commands += self._end_queue(lambda _: lost("was never started: no usable slot is left"))
                 break
             if now < self._not_before:
                 self._due = self._not_before
                 break
+            if found is None:
+                break
+            found = self._next(self._gauge.closed(range(len(self.layout.devices)), now))
+            if found is None:
+                commands += self._gauge.ask(now)
+                break
             entry, slots = found
             (self._alone if entry.alone else self._queue).remove(entry)
             self._slots.take(slots)
             limit = None if self.policy.timeout_s is None else now + self.policy.timeout_s
             self._running[entry.job.num] = _Try(entry, slots, limit)
+            self._gauge.started(entry.job.num, [slot.device for slot in slots], now)
             self._not_before = now + self.policy.stagger_s
             commands.append(Start(entry.job, entry.attempt, slots))
         return commands
 
-    def _next(self) -> tuple[_Entry, tuple[Slot, ...]] | None:
-        """The job to start, and its slots. What needs whole devices comes first: others fill them up for ever."""
+    def _measured(self, event: Measured, now: float) -> list[Command]:
+        """What has memory starts; of devices that only lack memory, a person is told."""
+        self._gauge.take(event, now)
+        commands = self._start(now)
+        if (self._queue or self._alone) and not self._held:
+            commands += self._gauge.scarce(self._slots.with_room)
+        self._gauge.forget()
+        return commands
+
+    def _next(self, closed: Collection[int] = ()) -> tuple[_Entry, tuple[Slot, ...]] | None:
+        """The job to start, and its slots. What needs whole devices comes first: others fill them up for ever.
+
+        ``closed``: devices on which nothing may start for now.
+        """
         reserved: tuple[int, ...] = ()
         if self._alone:
-            reserved = self._slots.emptiest()
+            reserved = self._slots.emptiest(closed)
             slots = self._slots.all_of(reserved)
-            if slots is not None:
+            if slots is not None and not {*reserved} & {*closed}:
                 return self._alone[0], slots
-        placed = self._slots.place(reserved) if self._queue else None
+        placed = self._slots.place({*reserved, *closed}) if self._queue else None
         return None if placed is None else (self._queue[0], placed)
 
     def _refused(self, event: StartRefused, now: float) -> list[Command]:
         """Tried again when a job ends: until then, no slot is worth a try. Where none runs, nothing would ever end."""
-        attempt = self._expect(event.num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED)
-        entry = attempt.entry
-        del self._running[event.num]
-        self._slots.release(attempt.slots)
-        if attempt.stopped is not None:  # by fail_fast, for a job of the same step
-            return self._end(entry, entry.attempt - 1, cancelled(f"{attempt.stopped.why}; {_before(entry)}"), now)
+        entry, stopped = self._not_started(event)
+        if stopped is not None:
+            return self._end(entry, entry.attempt - 1, cancelled(f"{stopped.why}; {_before(entry)}"), now)
         if event.for_now and (self._running or self._held):
             self._enqueue(entry)
+            self._crowded = True
             return []
         why = f"could not be started: {event.why}"
         if event.for_now:
             why += "; and no other job runs whose end would make room"
         return [*self._end(entry, entry.attempt, lost(why), now), *self._start(now)]
+
+    def _taken(self, event: Taken, now: float) -> list[Command]:
+        """The job has its place in the queue again, and other slots are tried."""
+        entry, stopped = self._not_started(event)
+        self._not_before = now  # it was no start
+        if stopped is not None:
+            return self._end(entry, entry.attempt - 1, cancelled(f"{stopped.why}; {_before(entry)}"), now)
+        self._enqueue(entry)
+        self._slots.others |= event.slots
+        return [] if self._crowded else self._start(now)
+
+    def _freed(self, now: float) -> list[Command]:
+        self._slots.others.clear()
+        return [] if self._crowded else self._start(now)
+
+    def _not_started(self, event: StartRefused | Taken) -> tuple[_Entry, Stopped | None]:
+        """The try is as if it had not been; and why it is not to be made again: by fail_fast, in the same step."""
+        attempt = self._expect(event.num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED)
+        del self._running[event.num]
+        self._slots.release(attempt.slots)
+        self._gauge.dropped(event.num)
+        return attempt.entry, attempt.stopped
 
     def _enqueue(self, entry: _Entry) -> None:
         """In front of all that was submitted later: in one step, several may be refused."""

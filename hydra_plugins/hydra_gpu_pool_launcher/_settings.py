@@ -123,6 +123,7 @@ _BOOL: _Rule = (_yes_or_no, "true or false")
 # Per key: its default, its rule.
 _KEYS: Mapping[str, tuple[Any, _Rule]] = {
     "gpus": ("auto", (_ids, _GPUS)),
+    "vendor": ("auto", _word("auto", "nvidia", "amd", "intel")),
     "per_gpu": (1, _whole(1, 1000)),
     "gpus_per_job": (1, _whole(1)),
     "cpu_slots": (None, _or_null(_whole(1, 1000))),
@@ -137,6 +138,7 @@ _KEYS: Mapping[str, tuple[Any, _Rule]] = {
     "fail_fast": (False, _BOOL),
     "resume": (False, _BOOL),
     "min_free_gpu_mem_gb": (None, _or_null(_number())),
+    "mem_caps": (True, _BOOL),
     "share": (True, _BOOL),
     "output": ("file", _word("file", "tee")),
     "progress": ("auto", _word("auto", "live", "log", "none")),
@@ -161,19 +163,13 @@ DEFAULTS: Mapping[str, Any] = {
     "ddp": {key: default for key, (default, _) in _DDP_KEYS.items()},
 }
 
-# What is still to be written. Per key: the values, as checked, that work today.
-_NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
-    "min_free_gpu_mem_gb": (None,),
-    "share": (True,),
-}
-
 
 def checked(raw: Mapping[str, Any], prefix: str = "hydra.launcher.") -> Settings:
     """The settings that these plain values (no OmegaConf containers; a dict under ``ddp``) ask for.
 
     A missing key takes its default. ``prefix`` stands before a key where a message names it. Runs in main, touches
     nothing. Raises ConfigurationError for an unknown key, a value that its key does not take, two that do not go
-    together, and what is not supported yet.
+    together.
     """
     given = {**DEFAULTS, **raw}
     nested = given.pop("ddp")
@@ -195,17 +191,13 @@ def checked(raw: Mapping[str, Any], prefix: str = "hydra.launcher.") -> Settings
         why = f"expected a port of at most {_HIGHEST_PORT}, since job i meets on the port + i % {PORTS}"
         raise _refused(f"{prefix}ddp.rdzv_endpoint", ddp.rdzv_endpoint, why)
     if ddp.nnodes > 1:
-        for key in ("max_retries", "fail_fast", "resume", "timeout_min"):
+        for key in ("max_retries", "fail_fast", "resume", "timeout_min", "min_free_gpu_mem_gb"):
             if values[key] != DEFAULTS[key]:
                 why = f"not with {prefix}ddp.nnodes above 1, since it would put the machines out of step; leave it at"
                 raise _refused(f"{prefix}{key}", given[key], f"{why} {shown(DEFAULTS[key])}")
         if int(ddp.rdzv_endpoint.rpartition(":")[2]) == 0:
             why = "with ddp.nnodes above 1, expected a host and a port, not 0, that every machine can reach"
             raise _refused(f"{prefix}ddp.rdzv_endpoint", ddp.rdzv_endpoint, why)
-
-    for key, works in _NOT_BUILT.items():
-        if values[key] not in works:
-            raise _refused(f"{prefix}{key}", given[key], f"not supported yet; leave it at {shown(DEFAULTS[key])}")
     return settings
 
 

@@ -27,12 +27,13 @@ _HEADERS = {
     "gpu": "gpu",
     "tries": "tries",
     "peak_mb": "peak MB",
+    "gpu_mb": "GPU MB",
     "cpu_seconds": "CPU time",
     "error": "what went wrong",
 }
 """What the page shows of those columns of ``_results`` that are about the job itself, and how it calls them."""
 
-_RIGHT = {"number", "seconds", "tries", "peak_mb", "cpu_seconds"}
+_RIGHT = {"number", "seconds", "tries", "peak_mb", "gpu_mb", "cpu_seconds"}
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -185,7 +186,7 @@ def _cell(column: Column, cell: Cell, longest: int) -> str:
     if column.kind is Kind.ABOUT and isinstance(cell, (int, float)):
         if column.name in {"seconds", "cpu_seconds"}:
             return span(cell)
-        if column.name == "peak_mb":
+        if column.name in {"peak_mb", "gpu_mb"}:
             return f"{cell:.0f}"
     if column.kind is Kind.ABOUT and column.name == "status":
         return WORDS[str(cell)]

@@ -1,4 +1,4 @@
-"""Which slots are free, and which of them a job is to have. No clock, no system."""
+"""Which slots are free, which of them others have, and which a job is to have. No clock, no system."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from ._model import Layout, Slot
 
 @dataclass
 class Slots:
-    """The slots of a layout: each is free, or taken, or retired, which is taken for ever."""
+    """The slots of a layout: each is free, or taken, or retired, which is taken for ever.
+
+    ``others``: those of the free ones that are another sweep's, as far as we have found out.
+    """
 
     layout: Layout
     _free: set[Slot] = field(init=False)
     _retired: set[Slot] = field(default_factory=set)
+    others: set[Slot] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._free = set(self.layout.slots)
@@ -32,28 +36,47 @@ class Slots:
         """The job that had them is not to be had: nobody gets them any more."""
         self._retired.update(slots)
 
+    @property
+    def with_room(self) -> set[int]:
+        """The devices on which a slot is free."""
+        return {slot.device for slot in self._ours}
+
+    @property
+    def free(self) -> frozenset[Slot]:
+        """All that no job of ours has."""
+        return frozenset(self._free)
+
+    @property
+    def _ours(self) -> set[Slot]:
+        return self._free - self.others
+
     def all_of(self, devices: Collection[int]) -> tuple[Slot, ...] | None:
         """All usable slots of these devices; None where one is not free, or where there is no device."""
         slots = tuple(s for s in self.layout.slots if s.device in devices and s not in self._retired)
-        return slots if devices and self._free.issuperset(slots) else None
+        return slots if devices and self._ours.issuperset(slots) else None
 
-    def emptiest(self) -> tuple[int, ...]:
-        """As many devices as a job takes, those that will be wholly free soonest; () where too few are usable."""
+    def emptiest(self, closed: Collection[int] = ()) -> tuple[int, ...]:
+        """As many devices as a job takes, those that will be wholly free soonest; () where too few are usable.
+
+        ``closed``: devices on which no job may start for now, and which are left to others where there is a choice.
+        """
         usable = {slot.device for slot in self.layout.slots if slot not in self._retired}
         if len(usable) < self.layout.devices_per_job:
             return ()
         retired, load = Counter(s.device for s in self._retired), self._load()
-        chosen = sorted(usable, key=lambda device: (retired[device], load[device], device))
+        chosen = sorted(usable, key=lambda device: (retired[device], device in closed, load[device], device))
         return tuple(sorted(chosen[: self.layout.devices_per_job]))
 
     def _load(self) -> Counter[int]:
-        return Counter(slot.device for slot in self.layout.slots if slot not in self._free)
+        ours = self._ours
+        return Counter(slot.device for slot in self.layout.slots if slot not in ours)
 
-    def place(self, reserved: Collection[int]) -> tuple[Slot, ...] | None:
+    def place(self, barred: Collection[int]) -> tuple[Slot, ...] | None:
         """The lowest free slot on each of the least loaded devices; None where too few devices have one."""
         lowest: dict[int, Slot] = {}
+        ours = self._ours
         for slot in self.layout.slots:
-            if slot in self._free and slot.device not in lowest and slot.device not in reserved:
+            if slot in ours and slot.device not in lowest and slot.device not in barred:
                 lowest[slot.device] = slot
         if len(lowest) < self.layout.devices_per_job:
             return None

@@ -125,8 +125,6 @@ def _importing(app: App, carried: Carried, *, trial: bool) -> tuple[Link | None,
             _warn_of_threads(link.ready["threads"], "the interpreter that has imported the app")
         return link, link.ready
     _link.close(link, os.getpid())
-    if "refused" in link.ready:
-        raise ConfigurationError(link.ready["refused"])
     return None, link.ready
 
 

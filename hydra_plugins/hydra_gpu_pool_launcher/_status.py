@@ -13,7 +13,7 @@ from typing import Any
 from . import _pidfd
 from ._files import SweepFiles
 from ._outside import Standing, over, resume_command, shown
-from ._table import Line, cells, cut, error, overview, pad, rows, short, value_text
+from ._table import Line, cells, cut, error, gb, overview, pad, rows, short, value_text
 from ._tail import one_line
 from ._view import JobView, State, View, columns
 
@@ -119,22 +119,27 @@ def _ended(view: View, jobs: Sequence[JobView], now: float, width: int) -> list[
         return []
     keys, values = columns([job.job for job in view.in_order()])
     overrides = dict(zip((job.job.num for job in view.in_order()), values, strict=True))
-    head = ["#", "gpu", "took", *(cut(one_line(key), _WIDEST_OVERRIDE) for key in keys), "status", "value"]
+    memory = [gb(job.gpu_mb) for job in jobs]
+    shown = ["gpu GB"] if any(memory) else []
+    head = ["#", "gpu", "took", *shown, *(cut(one_line(key), _WIDEST_OVERRIDE) for key in keys), "status", "value"]
     table = [head]
-    for job in jobs:
+    for job, held in zip(jobs, memory, strict=True):
         slots = one_line(",".join(job.known_tries[-1].slots)) if job.known_tries else ""
         took = job.tries[-1].seconds(now) if job.tries else job.seconds
-        cells_ = [cut(one_line(overrides[job.job.num].get(key, "")), _WIDEST_OVERRIDE) for key in keys]
+        about = [str(job.job.num), slots, "" if took is None else short(took), *([held] if shown else [])]
+        about += [cut(one_line(overrides[job.job.num].get(key, "")), _WIDEST_OVERRIDE) for key in keys]
         what = value_text(job.value) if job.state is State.COMPLETED else error(job)
-        table.append([str(job.job.num), slots, "" if took is None else short(took), *cells_, job.state.value, what])
+        table.append([*about, job.state.value, what])
     widths = [max(cells(row[i]) for row in table) for i in range(len(head) - 1)]
-    while len(widths) > 5 and sum(widths) + len(_GAP) * (len(widths) + 1) + 24 > width:  # overrides that leave no room
+    while (
+        len(widths) > 5 + len(shown) and sum(widths) + len(_GAP) * (len(widths) + 1) + 24 > width
+    ):  # overrides that leave no room
         del widths[-2]
         for row in table:
             del row[-3]
     lines = []
     for i, row in enumerate(table):
-        align: list[Callable[[str, int], str]] = [str.rjust, pad, str.rjust, *[pad] * len(row)]
+        align: list[Callable[[str, int], str]] = [str.rjust, pad, *[str.rjust] * (1 + len(shown)), *[pad] * len(row)]
         parts = [align[k](cell, widths[k]) for k, cell in enumerate(row[:-1])]
         state = jobs[i - 1].state if i else None
         lines.append(Line(cut(_GAP + _GAP.join([*parts, row[-1]]), width).rstrip(), state))
@@ -180,6 +185,7 @@ def _job_as_json(files: SweepFiles, job: JobView, now: float) -> dict[str, Any]:
         "seconds": job.tries[-1].seconds(now) if job.tries else job.seconds,
         "cpu_s": job.cpu_s,
         "peak_mb": job.peak_mb,
+        "gpu_mb": last.gpu_mb if last and job.running else job.gpu_mb,
         "value": job.value,
         "cause": job.cause.value if job.cause else None,
         "error_type": job.error_type,

@@ -14,7 +14,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from . import _ddp, _devices, _reimport, _torchrun
+from . import _ddp, _devices, _leases, _machine, _reimport, _torchrun
 from ._again import command_to_resume
 from ._carry import CarriedBody
 from ._display import display, from_here, say
@@ -60,7 +60,10 @@ class Sweep:
         self._used: set[SweepFiles] = set()
         _close_previous()
         self._supervisor = start_supervisor(
-            HydraBody(hydra_context, task_function, config), self._layout, self._settings
+            HydraBody(hydra_context, task_function, config),
+            self._layout,
+            self._settings,
+            frozenset(map(str, config.hydra.job.env_set)),
         )
         _supervisors.add(self._supervisor)
 
@@ -129,8 +132,13 @@ def _close_previous() -> None:
             _supervisors.discard(supervisor)
 
 
-def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> Supervisor:
-    """A supervisor for this app, forked from it as it is now. Raises ConfigurationError where that is not safe."""
+def start_supervisor(
+    body: CarriedBody, layout: Layout, settings: Settings, set_later: frozenset[str] = frozenset()
+) -> Supervisor:
+    """A supervisor for this app, forked from it as it is now. Raises ConfigurationError where that is not safe.
+
+    ``set_later``: the names of the variables that the body sets in each job's process, for the user.
+    """
     if bound_to_one_core():
         say(
             f"the main process may use one CPU core of {os.cpu_count()}, and all jobs will share it: unless that is "
@@ -144,15 +152,19 @@ def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> S
             "before the sweep, and wandb.init() in the task function",
             logging.WARNING,
         )
+    driver = _machine.driver(layout)
     supervisor = Supervisor(
         App(
             body=body,
             layout=layout,
-            policy=policy(settings),
+            policy=policy(settings, layout, gives_memory_back=driver is not None),
             threads_per_job=settings.threads_per_job,
             cores=cores(),
             group=_devices.group(settings, layout),
-            devices=functools.partial(_devices.visibility, layout),
+            devices=functools.partial(_devices.environment, layout, settings.mem_caps, set_later),
+            driver=driver,
+            driver_knows_our_pids=_machine.in_first_pid_namespace(),
+            leases=_place_of_leases(layout, settings),
         ),
         settings.start_method,
     )
@@ -160,8 +172,22 @@ def start_supervisor(body: CarriedBody, layout: Layout, settings: Settings) -> S
     return supervisor
 
 
-def policy(settings: Settings) -> Policy:
-    """What of the settings the schedule decides by."""
+def _place_of_leases(layout: Layout, settings: Settings) -> str | None:
+    """The directory in which the slots are leased; None, and perhaps a line that says why: they are not."""
+    directory = _leases.place_for(layout, os.environ) if settings.share else None
+    why = None if directory is None else _leases.require(directory, f"{settings.prefix}share")
+    if why is not None:
+        say(why, logging.WARNING)
+        return None
+    return directory
+
+
+SETTLE_S = 10.0
+"""For so long at most, the memory of a job that has ended is given time to come back."""
+
+
+def policy(settings: Settings, layout: Layout, *, gives_memory_back: bool) -> Policy:
+    """What of the settings the schedule decides by. ``gives_memory_back``: a driver can be asked whether it has."""
     return Policy(
         kill_grace_s=settings.kill_grace_s,
         timeout_s=None if settings.timeout_min is None else 60 * settings.timeout_min,
@@ -169,6 +195,8 @@ def policy(settings: Settings) -> Policy:
         max_retries=settings.max_retries,
         retry_on=settings.retry_on,
         fail_fast=settings.fail_fast,
+        min_free=_devices.least_free(settings, layout),
+        settle_s=SETTLE_S if gives_memory_back else 0.0,
     )
 
 

@@ -5,17 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ._events import (
-    Cancel,
-    Ending,
-    Start,
-    Stop,
-)
-from ._model import Exit, Report
+from ._events import Cancel, Ending, Freed, Measured, Start, Stop
+from ._model import Exit, Report, Slot
 from ._requests import Close, Request
 from ._resume import Earlier
 
@@ -28,13 +23,17 @@ class Died:
     exit: Exit
 
 
+Happening = Request | Close | Stop | Cancel | Ending | Died | Measured | Freed
+"""What the world tells the loop of."""
+
+
 class World(Protocol):
     """What the loop needs of the system. Only ``wait`` blocks."""
 
     def now(self) -> float:
         """Seconds of the monotonic clock."""
 
-    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died]:
+    def wait(self, deadline: float | None) -> Sequence[Happening]:
         """What happened; empty when the deadline passed before anything did."""
 
     def open(self, request: Request) -> Earlier | None:
@@ -61,6 +60,21 @@ class World(Protocol):
     def ring(self) -> None:
         """Tell main that there is something new in the journal; never blocks."""
 
+    def lease(self, start: Start) -> frozenset[Slot]:
+        """Have all of the job's slots for it, or none, and those that are others'. Never blocks, never raises."""
+
+    def release(self, num: int) -> None:
+        """Let go of the job's slots."""
+
+    def wait_for(self, slots: frozenset[Slot]) -> bool:
+        """Be in the line for these slots, or, for none, in no line; ``wait`` then gives Freed when it is worth a try.
+
+        True where this process was in no line: what others let go of before is not told of.
+        """
+
+    def holders(self, slots: Collection[Slot]) -> str:
+        """Who had those of the slots that could not be leased, for a person."""
+
     def start(self, start: Start) -> int:
         """Fork the job; its pid. Raises OSError where the system, or the disk, refuses."""
 
@@ -81,3 +95,12 @@ class World(Protocol):
 
     def set_aside(self, num: int) -> None:
         """Take what a stopped job saved out of the place of results."""
+
+    def look(self) -> None:
+        """Have the devices' memory measured; ``wait`` gives the answer, within seconds, also where there is none."""
+
+    def scarcity(self, device: int) -> str:
+        """A line: what was free on this device at the last look, and who holds the rest, as far as that is known."""
+
+    def gpu_mb(self, num: int) -> float | None:
+        """The most of its GPUs' memory that the job's try has been seen with, in MB (1e6 bytes); None: nobody knows."""

@@ -83,18 +83,21 @@ def _aligned(
 ) -> list[Line]:
     keys, values = columns([job.job for job in view.in_order()])
     by_number = dict(zip((job.job.num for job in view.in_order()), values, strict=True))
-    fixed = [["#", "gpu", "pid", "for"]]
-    for job in jobs:
+    memory = [gb(job.tries[-1].gpu_mb) if job.tries else "" for job in jobs]
+    shown = ["gpu GB"] if any(memory) else []
+    fixed = [["#", "gpu", "pid", "for", *shown]]
+    for job, held in zip(jobs, memory, strict=True):
         last = job.tries[-1] if job.tries else None
         slots, pid = (one_line(",".join(last.slots)), str(last.pid)) if last is not None else ("", "")
-        fixed.append([str(job.job.num), slots, pid, short(last.seconds(now)) if last is not None else ""])
+        row = [str(job.job.num), slots, pid, short(last.seconds(now)) if last is not None else ""]
+        fixed.append([*row, held] if shown else row)
     overrides = [
         [cut(one_line(key), _WIDEST_OVERRIDE)]
         + [cut(one_line(by_number[job.job.num].get(key, "")), _WIDEST_OVERRIDE) for job in jobs]
         for key in keys
     ]
-    widths = [max(cells(row[i]) for row in fixed) for i in range(4)]
-    left = width - sum(widths) - 4 * len(_GAP) - len(_GAP)
+    widths = [max(cells(row[i]) for row in fixed) for i in range(len(fixed[0]))]
+    left = width - sum(widths) - len(widths) * len(_GAP) - len(_GAP)
     kept: list[tuple[list[str], int]] = []
     for column in overrides:
         wide = max(map(cells, column))
@@ -109,7 +112,7 @@ def _aligned(
             row[0].rjust(widths[0]),
             row[1].ljust(widths[1]),
             row[2].rjust(widths[2]),
-            row[3].rjust(widths[3]),
+            *(cell.rjust(wide) for cell, wide in zip(row[3:], widths[3:], strict=True)),
             *(pad(column[i], wide) for column, wide in kept),
             "last line" if about is None else _what(about, last_line),
         ]
@@ -142,6 +145,11 @@ def value_text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(value_text, value))
     return f"{value:.6g}" if isinstance(value, float) else one_line(str(value))
+
+
+def gb(mb: float | None) -> str:
+    """Of GPU memory, in GB."""
+    return "" if mb is None else f"{mb / 1000:.1f}"
 
 
 def clock(seconds: float) -> str:

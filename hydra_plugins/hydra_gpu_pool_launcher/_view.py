@@ -39,6 +39,7 @@ class TryView:
     """One try. Times in seconds since the epoch; ``ended``, ``state`` and what follows them: None while it runs.
 
     ``state``: how it ended, also where the job was tried again after it. ``cpu_s``, ``peak_mb``: as in ``_model.Exit``.
+    ``gpu_mb``: of GPU memory, in MB, what it holds while it runs, then the most that it was seen with; None: not known.
     """
 
     attempt: int
@@ -52,6 +53,7 @@ class TryView:
     error_text: str | None = None
     cpu_s: float | None = None
     peak_mb: float | None = None
+    gpu_mb: float | None = None
 
     def seconds(self, now: float) -> float:
         """How long it took, or has taken so far."""
@@ -65,8 +67,8 @@ class JobView:
     ``taken_over``: the tries of the launch in which it completed, where a resume has its result from there.
 
     ``cause``: of its end, or of the stop that is under way.
-    ``seconds``, ``cpu_s``, ``peak_mb``: of its last try, as the journal has them; of a job that a resume has taken
-    over, those of the sweep in which it completed.
+    ``seconds``, ``cpu_s``, ``peak_mb``, ``gpu_mb``: of its last try, as the journal has them; of a job that a resume
+    has taken over, those of the sweep in which it completed.
     """
 
     job: Job
@@ -81,6 +83,7 @@ class JobView:
     seconds: float | None = None
     cpu_s: float | None = None
     peak_mb: float | None = None
+    gpu_mb: float | None = None
 
     @property
     def known_tries(self) -> Sequence[TryView]:
@@ -172,6 +175,11 @@ class View:
         job.state = State.RUNNING
         job.tries.append(TryView(event["attempt"], event["pid"], tuple(event["slots"]), event["time"]))
 
+    def _on_memory(self, event: Mapping[str, Any]) -> None:
+        running = self._job(event).running
+        if running is not None:
+            running.gpu_mb = event["gpu_mb"]
+
     def _on_stop(self, event: Mapping[str, Any]) -> None:
         job = self._job(event)
         job.state, job.stopping, job.cause = State.STOPPING, event["why"], Cause(event["cause"])
@@ -188,6 +196,7 @@ class View:
         job.cause, job.value = Cause(event["cause"]), event["value"]
         job.error_type, job.error_text = event["error_type"], event["error_text"]
         job.seconds, job.cpu_s, job.peak_mb = (event.get(name) for name in ("seconds", "cpu_s", "peak_mb"))
+        job.gpu_mb = event.get("gpu_mb")
         if job.cause is Cause.RESUMED:
             job.taken_over = self._completed.get(job.job, ())
 
@@ -203,7 +212,7 @@ class View:
             return  # it was never started, or that was in an earlier sweep
         last.ended, last.state, last.cause = event["time"], State(event["status"]), Cause(event["cause"])
         last.error_type, last.error_text = event["error_type"], event["error_text"]
-        last.cpu_s, last.peak_mb = event.get("cpu_s"), event.get("peak_mb")
+        last.cpu_s, last.peak_mb, last.gpu_mb = event.get("cpu_s"), event.get("peak_mb"), event.get("gpu_mb")
 
     # --- questions ---
 

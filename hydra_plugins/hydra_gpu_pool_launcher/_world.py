@@ -11,7 +11,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,14 +26,18 @@ from . import (
     _signals,
 )
 from ._carry import CarriedBody
-from ._events import Cancel, Ending, Start, Stop
+from ._events import Ending, Freed, Start, Stop
 from ._family import Family, children
 from ._leader import Origin as OriginOfJob
+from ._leases import Leases
+from ._line import Holder
+from ._memory import Memory
 from ._model import Group, Layout, Policy, Report, Slot
+from ._monitor import Monitor
 from ._records import Records
 from ._requests import Close, Request, from_line
 from ._resume import Earlier
-from ._system import Died
+from ._system import Died, Happening
 
 CANCEL = signal.SIGUSR2
 """To the supervisor, from whoever has asked for the end of a job, see ``_files.ask_to_cancel``."""
@@ -44,6 +48,8 @@ class App:
     """What the supervisor inherits by the fork: the app as it is, and how its jobs are to be run.
 
     ``devices``: the variables that show a job the devices of its slots, given the environment of the request.
+    ``driver``: the command by which the driver is asked for the devices' memory; None: there is none, or no need.
+    ``driver_knows_our_pids``: False in a container, to whose processes it gives other pids.
     """
 
     body: CarriedBody
@@ -53,6 +59,9 @@ class App:
     cores: int
     group: Group | None  # where a job is one of ranks
     devices: Callable[[Sequence[Slot], Mapping[str, str]], dict[str, str]]
+    leases: str | None  # the directory of the leases; None: the slots are not leased
+    driver: tuple[str, ...] | None = None
+    driver_knows_our_pids: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,7 @@ class SystemWorld:
         mask_of_the_app: frozenset[int],
         spawn: int | None,
         imported: str | None,
+        leases: Leases | None,
     ) -> None:
         self._app = app
         self._mask_of_the_app = mask_of_the_app
@@ -100,21 +110,47 @@ class SystemWorld:
         self._unread = b""
         self._records = Records(app.layout, origin.main, self.tell, imported)
         self._said_unsaved = False  # in this launch
+        self._memory = Memory(
+            devices=app.layout.devices,
+            family=self._family,
+            monitor=None if app.driver is None else Monitor(app.driver, self._family),
+            pids=app.driver_knows_our_pids,
+            least=app.policy.min_free,
+            tell=self._tell_of_memory,
+        )
+        self._leases = leases
+        self._said_unleased = False
         self._over: set[int] = set()  # of the channel and the lifelines: those that have told all they can
 
     def now(self) -> float:
         return time.monotonic()
 
-    def wait(self, deadline: float | None) -> Sequence[Request | Close | Stop | Cancel | Ending | Died]:
-        timeout = None if deadline is None else deadline - time.monotonic()
+    def wait(self, deadline: float | None) -> Sequence[Happening]:
+        while True:
+            measured = self._memory.step(time.monotonic())
+            dues = [due for due in (deadline, self._memory.deadline) if due is not None]
+            timeout = 0.0 if measured else min(dues) - time.monotonic() if dues else None
+            events = [*measured, *self._wait(timeout)]
+            if events or (deadline is not None and time.monotonic() >= deadline):
+                return events
+
+    def _wait(self, timeout: float | None) -> list[Happening]:
+        """What happened to the jobs, or came from outside. What the driver has said is only looked at in ``wait``."""
+        memory = self._memory.descriptors()
+        bell = None if self._leases is None else self._leases.bell
         watch = {self._origin.channel, self._wakeup[0], *self._lifelines} - self._over
+        watch |= {*memory} if bell is None else {*memory, bell}
         steps, ready = self._family.wait(timeout, watch)
-        events: list[Request | Close | Stop | Cancel | Ending | Died] = [
-            Ending(num) if exit_ is None else Died(num, exit_) for num, exit_ in steps.items()
-        ]
+        events: list[Happening] = [Ending(num) if exit_ is None else Died(num, exit_) for num, exit_ in steps.items()]
         for fd in ready:
-            if fd == self._origin.channel:
+            if fd in memory:
+                pass
+            elif fd == self._origin.channel:
                 events += self._from_main()
+            elif fd == bell:
+                assert self._leases is not None
+                self._leases.heard()
+                events.append(Freed())
             elif fd == self._wakeup[0]:
                 numbers = set(os.read(fd, 64))
                 if _job.UNSAVED in numbers:
@@ -128,7 +164,7 @@ class SystemWorld:
                 events += [Stop(self._lifelines[fd], signal.SIGTERM), Close()]
         return events
 
-    def _from_main(self) -> list[Request | Close | Stop | Cancel | Ending | Died]:
+    def _from_main(self) -> list[Happening]:
         try:
             got = os.read(self._origin.channel, 1 << 16)
         except ConnectionResetError:
@@ -176,10 +212,35 @@ class SystemWorld:
     def leave(self) -> None:
         self.tell({"over": True})
 
+    def lease(self, start: Start) -> frozenset[Slot]:
+        if self._leases is None:
+            return frozenset()
+        taken = self._leases.take(start.job.num, start.slots, self._holder())
+        if self._leases.fault is not None and not self._said_unleased:
+            self._said_unleased = True
+            self.warn(self._leases.fault)
+        return taken
+
+    def release(self, num: int) -> None:
+        if self._leases is not None:
+            self._leases.release(num)
+
+    def wait_for(self, slots: frozenset[Slot]) -> bool:
+        return self._leases is not None and self._leases.wait_for(slots, self._holder() if slots else Holder())
+
+    def holders(self, slots: Collection[Slot]) -> str:
+        assert self._leases is not None
+        return self._leases.holders(slots)
+
+    def _holder(self) -> Holder:
+        assert self._records.request is not None
+        return Holder(self._origin.main, self._records.request.files.sweep_dir)
+
     def start(self, start: Start) -> int:
         assert self._records.request is not None
         request, app = self._records.request, self._app
         files, num = request.files, start.job.num
+        self._memory.started(num, [slot.device for slot in start.slots])
         _files.make_job_dir(files, num)
         _returns.clear_result(files, num)
         _returns.set_aside_logs(files, num)
@@ -222,8 +283,9 @@ class SystemWorld:
 
     def _descriptors(self) -> set[int]:
         """All that is ours, for a job to close."""
-        pool = {self._origin.channel, *self._wakeup, *self._lifelines}
-        return pool.union(self._records.descriptors(), self._family.descriptors())
+        pool = {self._origin.channel, *self._wakeup, *self._lifelines, *self._memory.descriptors()}
+        leases = set() if self._leases is None else self._leases.descriptors()
+        return pool.union(self._records.descriptors(), self._family.descriptors(), leases)
 
     def signal(self, num: int, signum: int) -> None:
         self._family.signal(num, signum)
@@ -248,3 +310,17 @@ class SystemWorld:
             _returns.set_aside_late(self._records.request.files, num)
         except OSError:  # its outcome stays there, and the journal, which knows better, is asked first
             traceback.print_exc()
+
+    def look(self) -> None:
+        self._memory.look(time.monotonic())
+
+    def scarcity(self, device: int) -> str:
+        return self._memory.scarcity(device)
+
+    def gpu_mb(self, num: int) -> float | None:
+        return self._memory.gpu_mb(num)
+
+    def _tell_of_memory(self, num: int, gpu_mb: float) -> None:
+        if self._records.blocked() is None:  # what is owed would grow, second by second
+            self.record("memory", job=num, gpu_mb=round(gpu_mb, 1))
+            self.ring()

@@ -36,6 +36,7 @@ class GpuPoolLauncherConf:
 
     _target_: str = "hydra_plugins.hydra_gpu_pool_launcher.gpu_pool_launcher.GpuPoolLauncher"
     gpus: Any = "auto"  # auto, an id, a list of ids; []: CPU slots
+    vendor: Any = "auto"  # nvidia, amd, intel; auto: whose GPUs are here, see README
     per_gpu: Any = 1  # jobs at once on each GPU
     gpus_per_job: Any = 1  # GPUs that one job sees
     cpu_slots: Any = None  # jobs at once where there are no GPUs; null: one per core
@@ -51,6 +52,7 @@ class GpuPoolLauncherConf:
     fail_fast: Any = False  # the first failed job cancels the rest
     resume: Any = False  # take over what completed in the same sweep dir
     min_free_gpu_mem_gb: Any = None  # start on a GPU only while so much is free
+    mem_caps: Any = True  # with per_gpu above 1, JAX and TensorFlow are told their part of a GPU's memory
     share: Any = True  # lease slots machine-wide
     output: Any = "file"  # file, tee
     progress: Any = "auto"  # auto, live, log, none

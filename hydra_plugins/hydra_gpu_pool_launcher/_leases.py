@@ -1,0 +1,238 @@
+"""Leases: which slot of which GPU is whose, among all sweeps of one user on this machine.
+
+A directory has a file for each slot, ``<device>.<number>``. Whoever has a job there has locked it with flock(2): so it
+is free when all that had it open are gone, whatever has killed them. Guard and supervisor have the same open files, see
+``Opened``: a supervisor's leases outlive it until the guard has ended its jobs. The content of a file says whose lease
+it is, for others to show. How a sweep waits for one: see ``_line``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ._errors import ConfigurationError
+from ._line import OF_A_LINE, Holder, Line, content_of, overwrite, ring, told
+from ._model import Layout, Slot
+
+VARIABLE = "GPU_POOL_LEASES"
+"""Names another directory: containers that see the same GPUs, but not one /tmp, can share one."""
+
+
+def place(environ: Mapping[str, str]) -> str:
+    """The directory of the leases; under /tmp, which is there whether or not anybody is logged in."""
+    return os.path.abspath(environ.get(VARIABLE) or f"/tmp/gpu_pool-{os.geteuid()}")
+
+
+def place_for(layout: Layout, environ: Mapping[str, str]) -> str | None:
+    """The directory of the leases, where these slots are to be leased; None: CPU slots, or those of a job.
+
+    A sweep inside of a job of another one uses what that has leased: it would wait for its own end.
+    """
+    if layout.on_cpu or environ.get("GPU_POOL_GPUS"):
+        return None
+    return place(environ)
+
+
+def require(directory: str, key: str) -> str | None:
+    """Make the directory, where it is not there yet; None, or a sentence that says why nothing can be leased there.
+
+    Raises ConfigurationError where it cannot be had, or could be somebody else's. ``key``: as the user knows it.
+    """
+    try:
+        fd = _open_directory(directory)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{key}=true: slots cannot be leased in {directory} ({error.strerror}); make it a directory that is yours "
+            f"alone, name another one with {VARIABLE}, or set {key}=false, and other sweeps may use the same slots."
+        ) from error
+    try:
+        with _opened(fd, "probe", os.O_RDWR | os.O_CREAT) as probe:
+            fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return (
+            f"slots are not leased, and other sweeps may use the same ones: no file can be locked in {directory} "
+            f"({error.strerror}); name another directory with {VARIABLE}"
+        )
+    finally:
+        os.close(fd)
+    return None
+
+
+def file_name(key: str) -> str:
+    """What the names of the files of a device with this key begin with; no file of a line does."""
+    return key.replace("/", "_")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The files of a sweep's slots, open and not locked: descriptors of the directory and, by name, of the files."""
+
+    directory: int
+    files: Mapping[str, int]
+
+    def descriptors(self) -> set[int]:
+        return {self.directory, *self.files.values()}
+
+
+def open_files(directory: str, layout: Layout) -> Opened:
+    """To be called by the one process whose fork is to have the same leases. Raises OSError."""
+    fd = _open_directory(directory)
+    # What clears old files out of /tmp (systemd-tmpfiles) leaves a directory alone that is locked: a lease may be old.
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    names = [_name(layout, slot) for slot in layout.slots]
+    return Opened(fd, {name: os.open(name, flags, 0o600, dir_fd=fd) for name in names})
+
+
+class Leases:
+    """The leases of one supervisor, and its place in the line. Nothing here blocks.
+
+    ``fault``: a sentence, where locking has failed: everything can be had from then on, whoever else has it.
+    """
+
+    def __init__(self, opened: Opened, layout: Layout) -> None:
+        self._opened = opened
+        self._layout = layout
+        self._line = Line(opened.directory)
+        self._held: dict[int, list[str]] = {}
+        self._refused: dict[str, str] = {}  # what could not be had when it was last tried, and why
+        self.fault: str | None = None
+
+    @property
+    def bell(self) -> int | None:
+        """Readable when something was let go of, while we wait. ``heard`` makes it silent again."""
+        return self._line.bell
+
+    def heard(self) -> None:
+        self._line.heard()
+
+    def descriptors(self) -> set[int]:
+        """All that a job must close: what is locked stays locked as long as any process has it."""
+        return self._opened.descriptors() | self._line.descriptors()
+
+    def take(self, key: int, slots: Collection[Slot], holder: Holder) -> frozenset[Slot]:
+        """Lease all of these slots, for ``key``; or none, and those that are others', or for which others wait longer.
+
+        Whoever takes something has waited: the next time, others will have been there before.
+        """
+        if self.fault is not None:
+            return frozenset()
+        by_name = {_name(self._layout, slot): slot for slot in slots}
+        refused = {name: f"{holder} has waited longer for" for name, holder in self._line.before(by_name).items()}
+        if not refused:
+            refused = self._lock(by_name)
+        self._refused.update(refused)
+        if refused:
+            return frozenset(by_name[name] for name in refused)
+        self._held[key] = [*by_name]
+        for name in by_name if self.fault is None else ():
+            with contextlib.suppress(OSError):
+                overwrite(self._opened.files[name], holder.content())
+        self._line.leave()
+        return frozenset()
+
+    def _lock(self, names: Iterable[str]) -> dict[str, str]:
+        locked: list[str] = []
+        # What was refused the last time comes first: it will be refused again, mostly, and what was locked before it
+        # would have to be let go of, which wakes everybody, us included.
+        for name in sorted(names, key=lambda name: name not in self._refused):
+            try:
+                fcntl.flock(self._opened.files[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._unlock(locked)
+                return {name: f"is held by {told(content_of(self._opened.files[name]))}"}
+            except OSError as error:
+                self.fault = f"slots are not leased any more, and other sweeps may use the same ones: {error.strerror}"
+                break
+            locked.append(name)
+            self._refused.pop(name, None)
+        return {}
+
+    def release(self, key: int) -> None:
+        """Let go of what was leased for ``key``, if anything, and tell all that wait."""
+        self._unlock(self._held.pop(key, []))
+
+    def _unlock(self, names: Collection[str]) -> None:
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._opened.files[name], 0)
+                fcntl.flock(self._opened.files[name], fcntl.LOCK_UN)
+        for name in [*names][:1]:
+            ring(self._opened.directory, name)
+
+    def wait_for(self, slots: Collection[Slot], holder: Holder) -> bool:
+        """Be in the line for these slots; for none: leave it. True: see ``Line.stand``."""
+        if slots and self.fault is None:
+            return self._line.stand([_name(self._layout, slot) for slot in slots], holder)
+        self._line.leave()
+        return False
+
+    def holders(self, slots: Collection[Slot]) -> str:
+        """Who had those of them that could not be had, for a person: "is held by …", or "… has waited longer for"."""
+        return " and ".join(dict.fromkeys(filter(None, (self._refused.get(_name(self._layout, s)) for s in slots))))
+
+
+def holders(directory: str) -> dict[str, Holder]:
+    """Who has which slot now, by the name of its file: ``file_name``, a point, and the slot's number on the device.
+
+    {} where there is no such directory. For whoever looks from outside. Raises OSError where it cannot be read.
+    """
+    try:
+        fd = _open_directory(directory, make=False)
+    except FileNotFoundError:
+        return {}
+    try:
+        found = {}
+        for name in sorted(os.listdir(fd)):
+            if name.rpartition(".")[2].isdigit() and not name.startswith(OF_A_LINE):
+                content = _content_of_lease(fd, name)
+                if content:
+                    found[name] = told(content)
+        return found
+    finally:
+        os.close(fd)
+
+
+def _content_of_lease(directory: int, name: str) -> bytes | None:
+    with contextlib.suppress(FileNotFoundError), _opened(directory, name, os.O_RDWR) as fd:
+        content = content_of(fd)
+        if content:  # what nobody has says nothing, unless who had it was killed
+            try:
+                # Whoever wants it in this very moment is told by the closing of our descriptor that it is free again.
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return content
+    return None
+
+
+def _name(layout: Layout, slot: Slot) -> str:
+    return f"{file_name(layout.devices[slot.device].key)}.{slot.number}"
+
+
+def _open_directory(path: str, *, make: bool = True) -> int:
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(fd)
+    if found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return fd
+    os.close(fd)
+    why = "others can use it" if found.st_uid == os.geteuid() else f"it belongs to user {found.st_uid}"
+    raise PermissionError(errno.EPERM, why, path)
+
+
+@contextlib.contextmanager
+def _opened(directory: int, name: str, flags: int) -> Iterator[int]:
+    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
