@@ -79,6 +79,8 @@ ORDER = (
     "_streams",
     "_again",
     "_display",
+    "_event_lines",
+    "_say",
     "_last_words",
     "_summary",
     "_live",

@@ -11,11 +11,11 @@ import pytest
 from support import RunApp
 from test_view import end, launch, queued, seen, start, stop
 
-from hydra_plugins.hydra_gpu_pool_launcher import _display
-from hydra_plugins.hydra_gpu_pool_launcher._display import say
+from hydra_plugins.hydra_gpu_pool_launcher import _display, _event_lines, _say
 from hydra_plugins.hydra_gpu_pool_launcher._events import CANCELLED_BY_HAND
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._model import Job
+from hydra_plugins.hydra_gpu_pool_launcher._say import say
 from hydra_plugins.hydra_gpu_pool_launcher._screen import is_terminal
 from hydra_plugins.hydra_gpu_pool_launcher._settings import checked
 from hydra_plugins.hydra_gpu_pool_launcher._summary import MOST_ROWS, closing, failures, headline, result_table
@@ -175,9 +175,9 @@ def test_a_job_that_takes_too_long_is_told_in_one_line_and_its_next_try_in_anoth
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    monkeypatch.setattr(_event_lines, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
     monkeypatch.chdir(tmp_path)
-    lines = _display.Lines([Job(0, ("x=0",))], SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    lines = _event_lines.Lines([Job(0, ("x=0",))], SweepFiles(str(tmp_path)), checked({}), None, brief=True)
     late = {"cause": "timeout", "error_type": "JobTimeoutError", "error_text": "was stopped: it took longer"}
     for event in [
         *(queued(0, "x=0"), start(0, 1.0, "0.0"), stop(0, 2.0), end(0, 3.0, "FAILED", event="retry", **late)),
@@ -256,9 +256,9 @@ def test_a_job_that_is_cancelled_by_hand_is_named_alone_and_a_later_ctrl_c_is_to
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    monkeypatch.setattr(_event_lines, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
     jobs = [Job(0, ("x=0",)), Job(1, ("x=1",))]
-    lines = _display.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    lines = _event_lines.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
     started = [start(num, 1.0, f"{num}.0") for num in range(2)]
     by_hand = {"event": "stop", "time": 2.0, "cause": "cancelled", "job": 1, "why": CANCELLED_BY_HAND}
     ctrl_c = {**by_hand, "job": 0, "why": "Ctrl-C (SIGINT to the main process)"}
@@ -297,7 +297,7 @@ def test_of_a_handler_that_always_fails_one_traceback_is_seen(
         def emit(self, record: logging.LogRecord) -> None:
             raise ArithmeticError(record.getMessage())
 
-    monkeypatch.setattr(_display, "_told", set())
+    monkeypatch.setattr(_say, "_told", set())
     monkeypatch.setattr(logging.getLogger("gpu_pool"), "handlers", [Fails()])
     for i in range(3):
         say(f"line {i}", logging.ERROR)
@@ -308,9 +308,9 @@ def test_a_queued_job_that_is_cancelled_by_hand_is_told_when_it_happens_and_not_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    monkeypatch.setattr(_event_lines, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
     jobs = [Job(num, (f"x={num}",)) for num in range(3)]
-    lines = _display.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    lines = _event_lines.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
     by_hand = {
         "error_type": "JobCancelledError",
         "error_text": f"was cancelled: {CANCELLED_BY_HAND}; it was not started",
@@ -334,9 +334,9 @@ def test_while_all_are_stopped_a_job_that_somebody_else_has_cancelled_has_its_ow
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    monkeypatch.setattr(_event_lines, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
     jobs = [Job(num, (f"x={num}",)) for num in range(2)]
-    lines = _display.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    lines = _event_lines.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
     stop = {"event": "stop", "time": 2.0, "cause": "cancelled", "job": 0, "why": "fail_fast, since job 7 failed"}
     ends = [
         {**end(0, 3.0, "CANCELLED"), "error_type": "JobCancelledError", "error_text": f"was cancelled: {why}"}
