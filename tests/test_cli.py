@@ -989,6 +989,20 @@ def test_what_came_of_a_request_is_what_the_journal_says(
     assert not stat.S_IMODE(os.stat(files.cancellations).st_mode) & 0o022
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_a_pipe_in_the_place_of_the_request_is_refused_and_not_waited_for(read: bool, run: Run, tmp_path: Path) -> None:
+    files = write(tmp_path, launched(), queued(0))
+    os.mkdir(files.cancellations)
+    pipe = os.path.join(files.cancellations, "0")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK) if read else None
+    try:
+        assert "cannot be cancelled (.gpu_pool/cancel/0: is no file)" in wrong(run, "cancel", ".", "0")
+    finally:
+        if reader is not None:
+            os.close(reader)
+
+
 # --- report, gpus ---
 
 

@@ -9,7 +9,6 @@ import logging
 import math
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from decimal import Decimal
 from typing import Any
 
 from ._facts import fault
-from ._files import SweepFiles
+from ._files import SweepFiles, open_file
 from ._journal import JournalReader
 from ._model import Layout
 from ._page import page, to_be_told
@@ -86,17 +85,13 @@ def _spelled(control: re.Match[str]) -> str:
 def read_tail(path: str, most: int = _TAIL_BYTES) -> str | None:
     """The last of a log, at most so many bytes of it; None where it cannot be read, or is no file."""
     try:
-        # A pipe that somebody has put there is not waited for, and a link not followed.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                return None
-            file.seek(max(0, found.st_size - most))
+        with open(open_file(path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - most))
             text = file.read(most).decode("utf-8", "replace")
     except OSError:
         return None
-    return text if found.st_size <= most else text.partition("\n")[2] or text
+    return text if size <= most else text.partition("\n")[2] or text
 
 
 def _shown(path: str) -> str:
