@@ -32,6 +32,7 @@ from test_view import end, launch, queued, seen, start, stop
 from hydra_plugins.hydra_gpu_pool_launcher import _cancel, _cli, _descriptors, _gpus, _logs, _pidfd, _status
 from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
+from hydra_plugins.hydra_gpu_pool_launcher._events import CANCELLED_BY_HAND
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._line import Holder
 from hydra_plugins.hydra_gpu_pool_launcher._outside import Standing, WatchedSweep, find, resume_command, standing
@@ -272,6 +273,20 @@ def test_a_job_that_a_resume_has_taken_over_is_shown_where_it_ran(run: Run, tmp_
     run("report", ".")
     header, row = ([*line.split(",")] for line in (tmp_path / "results.csv").read_text().splitlines())
     assert {"gpu": "1", "slot": "0", "tries": "1"}.items() <= dict(zip(header, row, strict=True)).items()
+
+
+def test_a_figure_and_the_words_for_an_end_are_the_same_wherever_they_are_told(run: Run, tmp_path: Path) -> None:
+    why = f"was cancelled: {CANCELLED_BY_HAND}"
+    by_hand = {"status": "CANCELLED", "error_type": "JobCancelledError", "error_text": why, "seconds": 2.95}
+    write(tmp_path, launched(started=1), queued(0), start(0, 1.0, "0.0"), end(0, 4.0, **by_hand), DONE)
+    run("report", ".")
+    header, row = ([*line.split(",")] for line in (tmp_path / "results.csv").read_text().splitlines())
+    written = dict(zip(header, row, strict=True))
+    (job,) = json.loads(run("status", ".", "--json")[1])["jobs"]
+    assert (job["seconds"], written["seconds"]) == (2.95, "2.95")
+    assert job["error_text"] == written["error"] == CANCELLED_BY_HAND
+    assert run("status", ".")[1].splitlines()[-1].endswith(f"CANCELLED  {CANCELLED_BY_HAND}")
+    assert f"<td>{CANCELLED_BY_HAND}<" in (tmp_path / "sweep.html").read_text()
 
 
 def test_of_a_sweep_that_was_killed_what_had_ended_by_itself_counts_and_the_rest_is_lost(

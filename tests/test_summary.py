@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from test_view import end, launch, queued, seen, start, stop
 from hydra_plugins.hydra_gpu_pool_launcher import _display, _event_lines, _say
 from hydra_plugins.hydra_gpu_pool_launcher._events import CANCELLED_BY_HAND
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
-from hydra_plugins.hydra_gpu_pool_launcher._model import Job
+from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Job, Layout
 from hydra_plugins.hydra_gpu_pool_launcher._say import say
 from hydra_plugins.hydra_gpu_pool_launcher._screen import is_terminal
 from hydra_plugins.hydra_gpu_pool_launcher._settings import checked
@@ -55,6 +56,23 @@ def test_the_tries_have_a_column_where_there_was_more_than_one() -> None:
     view = seen(launch(), queued(0), start(0, 0.0, "0.0"), failed, start(0, 1.0, "1.0", attempt=2), end(0, 2.0))
     assert result_table(view, jobs, 80)[0].split()[-1] == "tries"
     assert result_table(view, jobs, 80)[1].split()[-2:] == ["1.0", "2"]
+
+
+def test_of_a_job_that_was_taken_over_the_table_says_where_it_ran(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(_event_lines, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    files = SweepFiles(str(tmp_path))
+    Path(files.root).mkdir()
+    earlier = [launch(), queued(0, "x=0"), start(0, 1.0, "1.0"), end(0, 3.0, seconds=2.0)]
+    Path(files.journal).write_text("".join(json.dumps(event) + "\n" for event in earlier))
+    lines = _event_lines.Lines([Job(0, ("x=0",))], files, checked({"resume": True}), None, brief=False)
+    lines.begin(Layout((Device("0"),), 1))
+    for event in [queued(0, "x=0"), end(0, 9.0, attempt=0, cause="resumed", seconds=2.0)]:
+        lines.show(event)
+    lines.summary()
+    assert said[-1].splitlines()[-1].split() == ["0", "0", "COMPLETED", "2.0", "1.0"]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])

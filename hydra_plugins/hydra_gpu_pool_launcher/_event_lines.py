@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from ._events import CANCELLED_BY_HAND
 from ._files import SweepFiles
 from ._last_words import at_exit
 from ._model import Cause, Job, Layout, Settings, Status
+from ._report import recorded
 from ._say import from_here, say
 from ._table import error_of
 from ._tail import one_line
@@ -39,6 +41,9 @@ class Lines:
 
     def begin(self, layout: Layout) -> None:
         """What is about to run where. That these lines are not there tells that another launcher was chosen."""
+        if self.settings.resume:
+            with contextlib.suppress(OSError):
+                self._view = recorded(self.files).resumed()
         labels = [device.label for device in layout.devices]
         gpus = ("GPU " if labels[0].isdigit() else "") + ", ".join(labels)  # a name has the word in itself
         where = "CPU slots" if layout.on_cpu else gpus

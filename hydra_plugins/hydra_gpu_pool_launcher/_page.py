@@ -105,11 +105,12 @@ def _facts(view: View, now: float, live: bool) -> str:
     """What a glance should tell: how many jobs are where, how long it took, how busy the slots were."""
     counts, total, upto = _states(view, over=not live), len(view.jobs), now if live else view.at
     done = sum(counts[state.value] for state in State if state.over)
-    facts = [("jobs", f"{grouped(done)} <small>of {counted(total, 'job')} ended</small>")]
-    if (took := _length(view, upto)) is not None:
+    more = f", {grouped(kept)} of them taken over from an earlier launch" if (kept := view.taken_over()) else ""
+    facts = [("jobs", f"{grouped(done)} <small>of {counted(total, 'job')} ended{more}</small>")]
+    if any(job.known_tries for job in view.jobs.values()):
         left = view.left_s(now) if live else None
         more = f" <small>about {span(left)} more</small>" if left else ""
-        facts.append(("running for" if live else "took", span(took) + more))
+        facts.append(("running for" if live else "took", span(view.took_s(upto)) + more))
     if (busy := view.busy(upto)) is not None:
         facts.append(("slots busy", f"{percent(busy)} <small>of {counted(len(view.slots()), 'slot')}</small>"))
     cells = "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in facts)
@@ -130,11 +131,6 @@ def _shares(counts: Counter[str]) -> str:
             at += share
     bar = f'<svg class="share" aria-hidden="true">{"".join(bars)}</svg>' if bars else ""
     return f'{bar}<ul class="legend">{"".join(legend)}</ul>'
-
-
-def _length(view: View, upto: float) -> float | None:
-    starts = [each.started for _, each in view.tries()]
-    return max(0.0, upto - min(starts)) if starts else None
 
 
 def _alike(view: View, over: bool) -> list[list[JobView]]:

@@ -122,6 +122,14 @@ def _replace(files: SweepFiles, path: str, content: bytes) -> None:
         raise
 
 
+def recorded(files: SweepFiles) -> View:
+    """The sweep as its journal has it so far, earlier launches included. Raises OSError."""
+    view = View()
+    with contextlib.closing(JournalReader(files.journal)) as journal:
+        view.take(event for event in journal.new() if fault(event) is None)
+    return view
+
+
 @dataclass
 class Turn:
     """When a file is to be written: as soon as there is news, but no sooner than ``every_s`` after the last time."""
@@ -175,9 +183,8 @@ class Reports:
 
     def begin(self, layout: Layout) -> None:  # noqa: ARG002
         """Read what earlier launches of the same sweep have left: a sweeper that works in batches has many."""
-        with contextlib.suppress(OSError), contextlib.closing(JournalReader(self.files.journal)) as journal:
-            self.view = View()
-            self.view.take(event for event in journal.new() if fault(event) is None)
+        with contextlib.suppress(OSError):
+            self.view = recorded(self.files)
 
     def show(self, event: dict[str, Any]) -> None:
         """One event of the journal, also if ``begin`` has read it already: each launch says again which jobs it has."""

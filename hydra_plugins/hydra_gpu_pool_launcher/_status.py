@@ -13,6 +13,7 @@ from typing import Any
 from . import _pidfd
 from ._files import SweepFiles
 from ._outside import Standing, over, resume_command, shown
+from ._results import error_text_of
 from ._table import Line, cells, cut, error, gb, overview, pad, rows, short, value_text
 from ._tail import one_line
 from ._view import JobView, State, View, columns
@@ -189,7 +190,7 @@ def _job_as_json(files: SweepFiles, job: JobView, now: float) -> dict[str, Any]:
         "value": job.value,
         "cause": job.cause.value if job.cause else None,
         "error_type": job.error_type,
-        "error_text": job.error_text,
+        "error_text": error_text_of(job.error_type, job.error_text),
         "stopping": job.stopping,
         "log": files.output(job.job.num),
     }

@@ -62,20 +62,21 @@ def headline(view: View, jobs: Sequence[Job]) -> str:
 
 def result_table(view: View, jobs: Sequence[Job], width: int) -> list[str]:
     """A header, and a row per job: number, the overrides that differ, status, value or error, seconds, GPU and slot."""
-    tried = any(job.tries and job.tries[-1].attempt > 1 for job in view.jobs.values())
+    tried = any(job.known_tries and job.known_tries[-1].attempt > 1 for job in view.jobs.values())
     shown = jobs[:MOST_ROWS]
     keys, values = columns(jobs)
     about = [view.jobs.get(job.num) for job in shown]
+    last = [job.known_tries[-1] if job is not None and job.known_tries else None for job in about]
     fixed: list[list[str]] = [["#", *(str(job.num) for job in shown)]]
     flexible = [[one_line(key), *(one_line(row.get(key, "")) for row in values[:MOST_ROWS])] for key in keys]
     more = [
         ["status", *map(_status, about)],
         ["value", *map(_value, about)],
         ["seconds", *(f"{job.seconds:.1f}" if job is not None and job.seconds is not None else "" for job in about)],
-        ["gpu.slot", *(",".join(job.tries[-1].slots) if job is not None and job.tries else "" for job in about)],
+        ["gpu.slot", *(",".join(one.slots) if one is not None else "" for one in last)],
     ]
     if tried:
-        more.append(["tries", *(str(job.tries[-1].attempt) if job is not None and job.tries else "" for job in about)])
+        more.append(["tries", *(str(one.attempt) if one is not None else "" for one in last)])
     lines = _fitted(fixed, flexible, more, width)
     if len(jobs) > len(shown):
         lines.append(f"{_GAP}and {len(jobs) - len(shown)} more, each a row of results.csv")

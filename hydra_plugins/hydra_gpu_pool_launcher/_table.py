@@ -133,7 +133,7 @@ def error(job: JobView) -> str:
 
 def error_of(error_type: str | None, error_text: str | None) -> str:
     """The same of an error alone, without control characters."""
-    return one_line(error_line(error_type, error_text)).removeprefix("was cancelled: ")
+    return one_line(error_line(error_type, error_text))
 
 
 def value_text(value: Any) -> str:
