@@ -277,8 +277,8 @@ def test_a_job_that_a_resume_has_taken_over_is_shown_where_it_ran(run: Run, tmp_
 
 def test_a_figure_and_the_words_for_an_end_are_the_same_wherever_they_are_told(run: Run, tmp_path: Path) -> None:
     why = f"was cancelled: {CANCELLED_BY_HAND}"
-    by_hand = {"status": "CANCELLED", "error_type": "JobCancelledError", "error_text": why, "seconds": 2.95}
-    write(tmp_path, launched(started=1), queued(0), start(0, 1.0, "0.0"), end(0, 4.0, **by_hand), DONE)
+    by_hand: dict[str, Any] = {"error_type": "JobCancelledError", "error_text": why, "seconds": 2.95}
+    write(tmp_path, launched(started=1), queued(0), start(0, 1.0, "0.0"), end(0, 4.0, "CANCELLED", **by_hand), DONE)
     run("report", ".")
     header, row = ([*line.split(",")] for line in (tmp_path / "results.csv").read_text().splitlines())
     written = dict(zip(header, row, strict=True))

@@ -137,7 +137,7 @@ def test_jobs_that_failed_alike_are_told_together_and_none_hides_another(tmp_pat
     events = [late if n == 4 else failed(n, f"nan at step {n}, 1{n}.5 GiB") for n in range(13)]
     view = seen(launch(), *(queued(job.num, *job.overrides) for job in jobs), *events)
     assert failures(view, jobs, SweepFiles(str(tmp_path)), lambda path: "LOG" if "jobs/0/" in path else path, 80) == [
-        "  jobs 0 to 3, 5 to 12: E: nan at step 0, 10.5 GiB",
+        "  jobs 0 to 3, 5 to 12 (x=0 …): E: nan at step 0, 10.5 GiB",
         "    LOG",
         "  job 4 (x=4): was stopped: it took longer",
         f"    {tmp_path}/.gpu_pool/jobs/4/output.log",
@@ -187,6 +187,38 @@ def test_the_closing_words_are_a_line_for_each_way_with_its_place_and_what_was_c
         "  job 3 (x=3): the supervisor was killed",
         "  job 2: by hand",
     ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_no_frame_of_a_traceback_loses_its_files_name_its_line_and_its_function(width: int, tmp_path: Path) -> None:
+    files = SweepFiles(str(tmp_path))
+    Path(files.job_dir(0)).mkdir(parents=True)
+    path = f"/home/me/{'a_long_path/' * 8}src/data.py"
+    log = f'Traceback (most recent call last):\n  File "{path}", line 731, in _decode\n    {"x" * 300}\nE: y\n'
+    Path(files.output(0)).write_text(log)
+    view, jobs = seen(launch(), failed(0, "y")), [Job(0, ())]
+    lines = failures(view, jobs, files, str, 80, width)
+    (frame,) = [line for line in lines if "File" in line]
+    assert frame.endswith('/data.py", line 731, in _decode')
+    assert ("…" in frame) is (width < 200)
+    assert cells(frame) == {40: 46, 60: 60, 80: 80, 200: 153}[width]
+    assert [cells(line) for line in lines if "xxx" in line] == [width]
+
+
+def test_in_the_closing_words_neither_overrides_nor_a_place_take_the_room_of_the_reason(tmp_path: Path) -> None:
+    files = SweepFiles(str(tmp_path))
+    Path(files.job_dir(0)).mkdir(parents=True)
+    frame = f'  File "/{"long_name_" * 9}data.py", line 731, in _decode'
+    Path(files.output(0)).write_text(f"Traceback (most recent call last):\n{frame}\nE: yy")
+    overrides = tuple(f"key{i}=value{i}" for i in range(20))
+    view = seen(launch(), queued(0, *overrides), failed(0, "y" * 100))
+    (line,) = closing(view, [Job(0, overrides)], files, 80)
+    assert line == "  job 0 (key0=value0 key1…: E: yyyyyyyyyyyyyyyyyyyy… (…e_data.py:731 in _decode)"
+    assert cells(line) == 80
+    assert "y" * 100 in "".join(failures(view, [Job(0, overrides)], files, str, 80)[:4])
+    view = seen(launch(), *(queued(n, f"x={n}", *overrides) for n in range(2)), failed(0, "y"), failed(1, "y"))
+    jobs = [Job(n, (f"x={n}", *overrides)) for n in range(2)]
+    assert closing(view, jobs, files, 200)[0].startswith("  jobs 0, 1 (x=0 key0=value0 key1=value1 key2=value2 …): E")
 
 
 def test_a_job_that_takes_too_long_is_told_in_one_line_and_its_next_try_in_another(

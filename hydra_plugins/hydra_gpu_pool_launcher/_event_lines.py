@@ -180,7 +180,7 @@ class Lines:
         else:
             width = _summary.width()
             say("\n".join([f"{headline}:", *_summary.result_table(self._view, self.jobs, width)]))
-            failed = _summary.failures(self._view, self.jobs, self.files, from_here, width)
+            failed = _summary.failures(self._view, self.jobs, self.files, from_here, width, _summary.width_of_logs())
             if failed:
                 say("\n".join(["what failed, and where:", *failed]), logging.ERROR)
         last_words = []
@@ -188,7 +188,7 @@ class Lines:
             resume = f"to run only what has not completed:\n{self.again}"
             say(resume)
             # Hydra goes on to raise what the first failed job did: that would be all that is on the screen.
-            told = _summary.closing(self._view, self.jobs, self.files, _summary.width())
+            told = _summary.closing(self._view, self.jobs, self.files, _summary.width_of_logs())
             last_words = [*(["\n".join([f"{headline}:", *told])] if told else []), resume]
         at_exit(last_words, say)
 

@@ -152,6 +152,22 @@ def gb(mb: float | None) -> str:
     return "" if mb is None else f"{mb / 1000:.1f}"
 
 
+def shares(wanted: Sequence[int], room: int) -> list[int]:
+    """Of so many cells, those of each part: what it wants, the longest parts cut first, so that none is lost."""
+    given = list(wanted)
+    while sum(given) > room and max(given) > 1:
+        given[given.index(max(given))] -= 1
+    return given
+
+
+def with_place(what: str, place: str | None, width: int) -> str:
+    """What went wrong and where, no wider than that: each has its share; of the place the end stays, its line."""
+    if not place:
+        return cut(what, width)
+    of_what, of_place = shares([cells(what), cells(place)], width - cells(" ()"))
+    return cut(f"{cut(what, of_what)} ({cut_left(place, of_place)})", width)
+
+
 def clock(seconds: float) -> str:
     """Hours, minutes, seconds: 0:03:12."""
     whole = max(0, round(seconds))
