@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
@@ -160,6 +161,12 @@ def test_after_a_resume_it_says_what_was_taken_over_and_does_not_count_the_time_
     between = [launch(slots=["0.0"], main=7, time=5000.0), queued(2), start(2, 5000.0, "0.0"), end(2, 5010.0), DONE]
     found = parsed(*first, *between, now=5010.0, over=True)
     assert found.text.count("100\u202f%") == 2
+
+
+def test_its_commands_can_be_pasted_into_a_shell_however_their_words_are_made() -> None:
+    words = ["python", "a.py", "-m", "seed=range(0,20)", "x='a  b'", "y=<b>&amp;" + "z" * 3000]
+    found = parsed(launch(command=words), over=True, again=shlex.join(["cd", "/a  b"]))
+    assert [shlex.split(text) for text in found.texts("pre")] == [words, ["cd", "/a  b"]]
 
 
 def test_a_job_on_two_gpus_has_a_bar_on_each() -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from ._again import resume_command
 from ._facts import fault
 from ._files import SweepFiles, open_file
 from ._journal import JournalReader
@@ -47,7 +48,10 @@ def write_page(files: SweepFiles, view: View, *, over: bool = False) -> None:
     tails = {
         num: tail for num in to_be_told(view, over=over) if (tail := read_tail(files.output(num), _SEARCHED_BYTES))
     }
-    text = page(view, tails, time.time(), name=_shown(files.sweep_dir), over=over)
+    again = None
+    if (over or view.done) and view.launch is not None and not view.all_completed():
+        again = resume_command(view.launch, files)
+    text = page(view, tails, time.time(), name=_shown(files.sweep_dir), over=over, again=again)
     _replace(files, files.page, text.encode("utf-8", "backslashreplace"))
 
 

@@ -253,6 +253,10 @@ class View:
         """How many jobs are where."""
         return Counter(job.state for job in self.jobs.values())
 
+    def all_completed(self) -> bool:
+        """Whether there is nothing to go on with."""
+        return all(job.state is State.COMPLETED for job in self.jobs.values())
+
     def running(self) -> list[JobView]:
         """Those that run now, the longest first."""
         jobs = [job for job in self.jobs.values() if job.running is not None]
