@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import html
 import io
 import json
 import os
@@ -39,11 +40,14 @@ from hydra_plugins.hydra_gpu_pool_launcher import (
     _pidfd,
     _status,
 )
+from hydra_plugins.hydra_gpu_pool_launcher._again import resume_command
 from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
+from hydra_plugins.hydra_gpu_pool_launcher._events import CANCELLED_BY_HAND
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._line import Holder
-from hydra_plugins.hydra_gpu_pool_launcher._outside import Standing, WatchedSweep, find, resume_command, standing
+from hydra_plugins.hydra_gpu_pool_launcher._outside import Standing, WatchedSweep, find, standing
+from hydra_plugins.hydra_gpu_pool_launcher._table import Line
 from hydra_plugins.hydra_gpu_pool_launcher._view import Launch
 
 ROOT = Path(__file__).parent.parent
@@ -283,6 +287,20 @@ def test_a_job_that_a_resume_has_taken_over_is_shown_where_it_ran(run: Run, tmp_
     assert {"gpu": "1", "slot": "0", "tries": "1"}.items() <= dict(zip(header, row, strict=True)).items()
 
 
+def test_a_figure_and_the_words_for_an_end_are_the_same_wherever_they_are_told(run: Run, tmp_path: Path) -> None:
+    why = f"was cancelled: {CANCELLED_BY_HAND}"
+    by_hand: dict[str, Any] = {"error_type": "JobCancelledError", "error_text": why, "seconds": 2.95}
+    write(tmp_path, launched(started=1), queued(0), start(0, 1.0, "0.0"), end(0, 4.0, "CANCELLED", **by_hand), DONE)
+    run("report", ".")
+    header, row = ([*line.split(",")] for line in (tmp_path / "results.csv").read_text().splitlines())
+    written = dict(zip(header, row, strict=True))
+    (job,) = json.loads(run("status", ".", "--json")[1])["jobs"]
+    assert (job["seconds"], written["seconds"]) == (2.95, "2.95")
+    assert job["error_text"] == written["error"] == CANCELLED_BY_HAND
+    assert run("status", ".")[1].splitlines()[-1].endswith(f"CANCELLED  {CANCELLED_BY_HAND}")
+    assert f"<td>{CANCELLED_BY_HAND}<" in (tmp_path / "sweep.html").read_text()
+
+
 def test_of_a_sweep_that_was_killed_what_had_ended_by_itself_counts_and_the_rest_is_lost(
     run: Run, tmp_path: Path
 ) -> None:
@@ -316,6 +334,61 @@ def test_of_a_sweep_that_was_killed_what_had_ended_by_itself_counts_and_the_rest
     ]
 
 
+def over(directory: Path) -> SweepFiles:
+    """Job 0 has completed, 1 has failed, 2 was cancelled."""
+    command = ["python", "train.py", "-m", "lr=range(0,3)"]
+    jobs = [queued(num, f"lr={num}") for num in range(3)]
+    starts = [start(num, 1.0, "0.0") for num in range(3)]
+    files = write(directory, launched(started=1, command=command, given=command[3:], cwd="/app"), *jobs, *starts)
+    write(directory, end(0, 2.0, value=0.5), end(1, 3.0, **FAILED), end(2, 4.0, "CANCELLED"), DONE)
+    log = 'Traceback (most recent call last):\n  File "/a/data.py", line 7, in _decode\nValueError: no such\nfile\n'
+    printed(files, 1, log.encode())
+    return files
+
+
+def test_of_a_sweep_that_has_finished_it_says_where_each_job_failed_and_how_to_go_on(run: Run, tmp_path: Path) -> None:
+    over(tmp_path)
+    again = f"cd /app && python train.py -m 'lr=range(0,3)' hydra.launcher.resume=true hydra.sweep.dir={tmp_path}"
+    _, out, _ = run("status", ".")
+    assert out.splitlines()[5].endswith("FAILED     ValueError: no such file (data.py:7 in _decode)")
+    assert out.splitlines()[-2:] == ["What completed is kept. To go on with the rest:", again]
+    assert json.loads(run("status", ".", "--json")[1])["resume"] == again
+    run("report", ".")
+    page = html.unescape((tmp_path / "sweep.html").read_text())
+    assert "<pre>python train.py -m 'lr=range(0,3)'</pre>" in page
+    assert f"<pre>{again}</pre>" in page
+
+
+def test_where_all_has_completed_or_the_sweep_still_runs_there_is_nothing_to_go_on_with(
+    run: Run, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"command": ["python", "train.py", "-m", "x=1"], "given": ["x=1"]}
+    write(tmp_path / "done", launched(started=1, **given), queued(0), start(0, 1.0, "0.0"), end(0, 2.0), DONE)
+    write(tmp_path / "runs", launched(**given), queued(0), start(0, 1.0, "0.0"), end(0, 2.0, **FAILED), queued(1))
+    for directory in ("done", "runs"):
+        assert "resume=true" not in run("status", directory)[1]
+        assert json.loads(run("status", directory, "--json")[1])["resume"] is None
+        run("report", directory)
+        assert "resume=true" not in (tmp_path / directory / "sweep.html").read_text()
+
+
+@pytest.mark.parametrize("height", [8, 12, 200])
+def test_once_it_is_over_a_terminal_has_one_table_by_number_and_what_did_not_complete_is_in_it(height: int) -> None:
+    view = seen(launch(), *[queued(num, f"x={num}") for num in range(20)])
+    for num in range(20):
+        view.take([start(num, num, "0.0"), end(num, num + 1.0, **(FAILED if num in (3, 14) else {}))])
+    view.take([DONE])
+    lines = _status.report(SweepFiles("/s"), view, Standing.FINISHED, 60.0, lambda _: "", 80, height).lines()
+    rows = [line.text.split() for line in lines[lines.index(Line("")) + 1 :]]
+    assert rows[0][:3] == ["#", "gpu", "took"]
+    shown = [int(row[0]) for row in rows[1:] if row[0].isdigit()]
+    assert len(lines) <= height
+    assert shown == sorted(shown)
+    assert {3, 14} <= set(shown)
+    assert (len(shown) == 20) is (height == 200)
+    assert (" ".join(rows[-1][:4]) == f"and {20 - len(shown)} completed more;") is (height < 200)
+
+
 def as_launched(*command: str, cwd: str = "/") -> Launch:
     found = seen(launch(command=command, cwd=cwd)).launch
     assert found is not None
@@ -328,7 +401,7 @@ def test_the_command_that_resumes_is_mains_own_and_only_where_hydra_was_there(
     monkeypatch.chdir(tmp_path)
     odd = SweepFiles("/a b/it's (1)")
     at_home = as_launched("python", "app.py", "hydra.mode=MULTIRUN", cwd=str(tmp_path))
-    again = resume_command(at_home, odd)
+    again = resume_command(at_home, odd, str(tmp_path))
     assert again is not None
     assert shlex.split(again) == [
         *("python", "app.py", "hydra.mode=MULTIRUN", "hydra.launcher.resume=true", r"hydra.sweep.dir='/a b/it\'s (1)'")
@@ -354,7 +427,8 @@ def test_the_journal_says_whether_a_command_goes_on_with_the_sweep(
 ) -> None:
     found = seen(launch(command=command, given=given, cwd=os.getcwd())).launch
     assert found is not None
-    again = resume_command(found, SweepFiles("/sweep"))
+    again = resume_command(found, SweepFiles("/sweep"), os.getcwd())
+    assert resume_command(found, SweepFiles("/sweep", ".gpu_pool.1")) is None  # it would go on with another one
     added = ["hydra.launcher.resume=true", "hydra.sweep.dir=/sweep"]
     assert (None if again is None else shlex.split(again)) == ([*command, *added] if known else None)
 
@@ -770,7 +844,7 @@ def test_the_table_moves_on_a_terminal_from_before_the_sweep_until_it_is_over(
     assert screen.end() == 0
     left = screen_of(screen.bytes.partition(b"\x1b[?1049l")[2], 80)
     assert left[0].startswith("sweep    11 done  0 running  89 failed")
-    assert re.fullmatch(r"  and \d+ completed( more)?; gpu-pool status --all shows every job", left[-1])
+    assert re.fullmatch(r"  and 11 completed and \d+ failed more; gpu-pool status --all shows every job", left[-1])
     assert screen.bytes.count(b"\x1b[?1049h") == screen.bytes.count(b"\x1b[?1049l") == 1
     assert screen.bytes.rindex(b"\x1b[?25h") > screen.bytes.rindex(b"\x1b[?25l")
 
@@ -996,6 +1070,20 @@ def test_what_came_of_a_request_is_what_the_journal_says(
     assert told.cancelled is cancelled
     assert os.listdir(files.cancellations) == ["0"]
     assert not stat.S_IMODE(os.stat(files.cancellations).st_mode) & 0o022
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_pipe_in_the_place_of_the_request_is_refused_and_not_waited_for(read: bool, run: Run, tmp_path: Path) -> None:
+    files = write(tmp_path, launched(), queued(0))
+    os.mkdir(files.cancellations)
+    pipe = os.path.join(files.cancellations, "0")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK) if read else None
+    try:
+        assert "cannot be cancelled (.gpu_pool/cancel/0: is no file)" in wrong(run, "cancel", ".", "0")
+    finally:
+        if reader is not None:
+            os.close(reader)
 
 
 # --- report, gpus ---

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
@@ -146,6 +147,26 @@ def test_what_still_runs_reaches_up_to_now_and_what_is_lost_up_to_the_last_that_
     assert bars(parsed(*events, now=60.0)) == [("running", "0.000%", "100.000%"), ("running", "50.000%", "50.000%")]
     assert bars(parsed(*events, now=60.0, over=True))[0] == ("lost", "0.000%", "100.000%")
     assert "cut short" in parsed(*events, now=60.0, over=True).text
+
+
+def test_after_a_resume_it_says_what_was_taken_over_and_does_not_count_the_time_between() -> None:
+    first = [launch(slots=["0.0"]), queued(0), queued(1), queued(2), start(0, 0.0, "0.0"), end(0, 20.0)]
+    first += [start(1, 20.0, "0.0"), end(1, 30.0, "FAILED"), {**DONE, "time": 30.0}]
+    assert "taken over" not in parsed(*first).text
+    again = [launch(slots=["0.0"], main=7, time=5000.0), queued(0), queued(1), start(1, 5000.0, "0.0")]
+    again += [end(0, 5000.0, attempt=0, cause="resumed"), end(1, 5010.0), {**DONE, "time": 5010.0}]
+    text = parsed(*first, *again).text
+    assert "2 of 3 jobs ended, 1 of them taken over from an earlier launch" in text
+    assert "took40.0 s" in text
+    between = [launch(slots=["0.0"], main=7, time=5000.0), queued(2), start(2, 5000.0, "0.0"), end(2, 5010.0), DONE]
+    found = parsed(*first, *between, now=5010.0, over=True)
+    assert found.text.count("100\u202f%") == 2
+
+
+def test_its_commands_can_be_pasted_into_a_shell_however_their_words_are_made() -> None:
+    words = ["python", "a.py", "-m", "seed=range(0,20)", "x='a  b'", "y=<b>&amp;" + "z" * 3000]
+    found = parsed(launch(command=words), over=True, again=shlex.join(["cd", "/a  b"]))
+    assert [shlex.split(text) for text in found.texts("pre")] == [words, ["cd", "/a  b"]]
 
 
 def test_a_job_on_two_gpus_has_a_bar_on_each() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import pytest
 from support import RunApp
 from test_view import end, launch, queued, seen, start, stop
 
-from hydra_plugins.hydra_gpu_pool_launcher import _display
-from hydra_plugins.hydra_gpu_pool_launcher._display import say
+from hydra_plugins.hydra_gpu_pool_launcher import _display, _event_lines, _say
 from hydra_plugins.hydra_gpu_pool_launcher._events import CANCELLED_BY_HAND
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
-from hydra_plugins.hydra_gpu_pool_launcher._model import Job
+from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Job, Layout
+from hydra_plugins.hydra_gpu_pool_launcher._say import say
 from hydra_plugins.hydra_gpu_pool_launcher._screen import is_terminal
 from hydra_plugins.hydra_gpu_pool_launcher._settings import checked
 from hydra_plugins.hydra_gpu_pool_launcher._summary import MOST_ROWS, closing, failures, headline, result_table
@@ -55,6 +56,23 @@ def test_the_tries_have_a_column_where_there_was_more_than_one() -> None:
     view = seen(launch(), queued(0), start(0, 0.0, "0.0"), failed, start(0, 1.0, "1.0", attempt=2), end(0, 2.0))
     assert result_table(view, jobs, 80)[0].split()[-1] == "tries"
     assert result_table(view, jobs, 80)[1].split()[-2:] == ["1.0", "2"]
+
+
+def test_of_a_job_that_was_taken_over_the_table_says_where_it_ran(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(_event_lines, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    files = SweepFiles(str(tmp_path))
+    Path(files.root).mkdir()
+    earlier = [launch(), queued(0, "x=0"), start(0, 1.0, "1.0"), end(0, 3.0, seconds=2.0)]
+    Path(files.journal).write_text("".join(json.dumps(event) + "\n" for event in earlier))
+    lines = _event_lines.Lines([Job(0, ("x=0",))], files, checked({"resume": True}), None, brief=False)
+    lines.begin(Layout((Device("0"),), 1))
+    for event in [queued(0, "x=0"), end(0, 9.0, attempt=0, cause="resumed", seconds=2.0)]:
+        lines.show(event)
+    lines.summary()
+    assert said[-1].splitlines()[-1].split() == ["0", "0", "COMPLETED", "2.0", "1.0"]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
@@ -119,7 +137,7 @@ def test_jobs_that_failed_alike_are_told_together_and_none_hides_another(tmp_pat
     events = [late if n == 4 else failed(n, f"nan at step {n}, 1{n}.5 GiB") for n in range(13)]
     view = seen(launch(), *(queued(job.num, *job.overrides) for job in jobs), *events)
     assert failures(view, jobs, SweepFiles(str(tmp_path)), lambda path: "LOG" if "jobs/0/" in path else path, 80) == [
-        "  jobs 0 to 3, 5 to 12: E: nan at step 0, 10.5 GiB",
+        "  jobs 0 to 3, 5 to 12 (x=0 …): E: nan at step 0, 10.5 GiB",
         "    LOG",
         "  job 4 (x=4): was stopped: it took longer",
         f"    {tmp_path}/.gpu_pool/jobs/4/output.log",
@@ -171,13 +189,45 @@ def test_the_closing_words_are_a_line_for_each_way_with_its_place_and_what_was_c
     ]
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_no_frame_of_a_traceback_loses_its_files_name_its_line_and_its_function(width: int, tmp_path: Path) -> None:
+    files = SweepFiles(str(tmp_path))
+    Path(files.job_dir(0)).mkdir(parents=True)
+    path = f"/home/me/{'a_long_path/' * 8}src/data.py"
+    log = f'Traceback (most recent call last):\n  File "{path}", line 731, in _decode\n    {"x" * 300}\nE: y\n'
+    Path(files.output(0)).write_text(log)
+    view, jobs = seen(launch(), failed(0, "y")), [Job(0, ())]
+    lines = failures(view, jobs, files, str, 80, width)
+    (frame,) = [line for line in lines if "File" in line]
+    assert frame.endswith('/data.py", line 731, in _decode')
+    assert ("…" in frame) is (width < 200)
+    assert cells(frame) == {40: 46, 60: 60, 80: 80, 200: 153}[width]
+    assert [cells(line) for line in lines if "xxx" in line] == [width]
+
+
+def test_in_the_closing_words_neither_overrides_nor_a_place_take_the_room_of_the_reason(tmp_path: Path) -> None:
+    files = SweepFiles(str(tmp_path))
+    Path(files.job_dir(0)).mkdir(parents=True)
+    frame = f'  File "/{"long_name_" * 9}data.py", line 731, in _decode'
+    Path(files.output(0)).write_text(f"Traceback (most recent call last):\n{frame}\nE: yy")
+    overrides = tuple(f"key{i}=value{i}" for i in range(20))
+    view = seen(launch(), queued(0, *overrides), failed(0, "y" * 100))
+    (line,) = closing(view, [Job(0, overrides)], files, 80)
+    assert line == "  job 0 (key0=value0 key1…: E: yyyyyyyyyyyyyyyyyyyy… (…e_data.py:731 in _decode)"
+    assert cells(line) == 80
+    assert "y" * 100 in "".join(failures(view, [Job(0, overrides)], files, str, 80)[:4])
+    view = seen(launch(), *(queued(n, f"x={n}", *overrides) for n in range(2)), failed(0, "y"), failed(1, "y"))
+    jobs = [Job(n, (f"x={n}", *overrides)) for n in range(2)]
+    assert closing(view, jobs, files, 200)[0].startswith("  jobs 0, 1 (x=0 key0=value0 key1=value1 key2=value2 …): E")
+
+
 def test_a_job_that_takes_too_long_is_told_in_one_line_and_its_next_try_in_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    monkeypatch.setattr(_event_lines, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
     monkeypatch.chdir(tmp_path)
-    lines = _display.Lines([Job(0, ("x=0",))], SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    lines = _event_lines.Lines([Job(0, ("x=0",))], SweepFiles(str(tmp_path)), checked({}), None, brief=True)
     late = {"cause": "timeout", "error_type": "JobTimeoutError", "error_text": "was stopped: it took longer"}
     for event in [
         *(queued(0, "x=0"), start(0, 1.0, "0.0"), stop(0, 2.0), end(0, 3.0, "FAILED", event="retry", **late)),
@@ -256,9 +306,9 @@ def test_a_job_that_is_cancelled_by_hand_is_named_alone_and_a_later_ctrl_c_is_to
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    monkeypatch.setattr(_event_lines, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
     jobs = [Job(0, ("x=0",)), Job(1, ("x=1",))]
-    lines = _display.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    lines = _event_lines.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
     started = [start(num, 1.0, f"{num}.0") for num in range(2)]
     by_hand = {"event": "stop", "time": 2.0, "cause": "cancelled", "job": 1, "why": CANCELLED_BY_HAND}
     ctrl_c = {**by_hand, "job": 0, "why": "Ctrl-C (SIGINT to the main process)"}
@@ -297,7 +347,7 @@ def test_of_a_handler_that_always_fails_one_traceback_is_seen(
         def emit(self, record: logging.LogRecord) -> None:
             raise ArithmeticError(record.getMessage())
 
-    monkeypatch.setattr(_display, "_told", set())
+    monkeypatch.setattr(_say, "_told", set())
     monkeypatch.setattr(logging.getLogger("gpu_pool"), "handlers", [Fails()])
     for i in range(3):
         say(f"line {i}", logging.ERROR)
@@ -308,9 +358,9 @@ def test_a_queued_job_that_is_cancelled_by_hand_is_told_when_it_happens_and_not_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    monkeypatch.setattr(_event_lines, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
     jobs = [Job(num, (f"x={num}",)) for num in range(3)]
-    lines = _display.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    lines = _event_lines.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
     by_hand = {
         "error_type": "JobCancelledError",
         "error_text": f"was cancelled: {CANCELLED_BY_HAND}; it was not started",
@@ -334,9 +384,9 @@ def test_while_all_are_stopped_a_job_that_somebody_else_has_cancelled_has_its_ow
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(_display, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    monkeypatch.setattr(_event_lines, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
     jobs = [Job(num, (f"x={num}",)) for num in range(2)]
-    lines = _display.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    lines = _event_lines.Lines(jobs, SweepFiles(str(tmp_path)), checked({}), None, brief=True)
     stop = {"event": "stop", "time": 2.0, "cause": "cancelled", "job": 0, "why": "fail_fast, since job 7 failed"}
     ends = [
         {**end(0, 3.0, "CANCELLED"), "error_type": "JobCancelledError", "error_text": f"was cancelled: {why}"}

@@ -145,6 +145,34 @@ def test_the_time_between_a_sweep_and_its_resume_is_not_its_own_and_that_between
     assert seen(*first[:-1], launch(time=1000.0, boot="c")).took_s(now=1004.0) == 13.0
 
 
+def test_how_busy_the_slots_were_does_not_count_the_time_in_which_nobody_ran_the_sweep() -> None:
+    ran = [launch(), queued(0), queued(1), start(0, 0.0, "0.0"), end(0, 10.0), {"event": "done", "time": 10.0}]
+    again = [launch(time=1000.0, main=7), queued(1), start(1, 1000.0, "0.0"), end(1, 1010.0)]
+    assert seen(*ran, *again).busy(now=1010.0) == pytest.approx(0.5)
+    assert seen(*ran, launch(time=1000.0), *again[1:]).busy(now=1010.0) == pytest.approx(20 / 1010 / 2)
+
+
+def test_how_long_a_try_took_is_what_the_supervisor_measured_and_not_the_time_between_two_lines() -> None:
+    view = seen(queued(0), start(0, 1.0, "0.0"), end(0, 2.0, "FAILED", event="retry", seconds=0.9))
+    assert view.jobs[0].tries[0].seconds(now=99.0) == 0.9
+    view.take([start(0, 3.0, "0.0", attempt=2), end(0, 5.0, attempt=2, seconds=1.95)])
+    assert view.jobs[0].tries[1].seconds(now=99.0) == view.jobs[0].seconds == 1.95
+
+
+def test_a_launch_that_goes_on_with_a_sweep_knows_where_what_it_takes_over_ran_and_nothing_else() -> None:
+    kept = [queued(0, "x=1"), end(0, 9.0, attempt=0, cause="resumed", seconds=2.0)]
+    for earlier in (
+        seen(queued(0, "x=1"), start(0, 1.0, "1.0"), end(0, 3.0)),
+        seen(queued(0, "x=1"), start(0, 1.0, "1.0"), end(0, 3.0), *kept),  # whoever reads it may be late
+        seen(queued(0, "x=1"), start(0, 1.0, "1.0"), end(0, 3.0), *kept[:1]),
+    ):
+        view = earlier.resumed()
+        assert (view.jobs, view.began) == ({}, None)
+        view.take(kept)
+        assert [one.slots for one in view.jobs[0].known_tries] == [("1.0",)]
+        assert view.taken_over() == 1
+
+
 def test_of_a_job_that_was_taken_over_it_is_known_where_it_ran() -> None:
     ran = [launch(), queued(0, "x=1"), start(0, 1.0, "0.0"), end(0, 2.0, event="retry", status="FAILED")]
     ran += [start(0, 2.0, "1.0", attempt=2), end(0, 4.0)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Sequence
 
 from hydra.errors import HydraException
 
-from ._tail import plain
+from ._files import SweepFiles
+from ._tail import one_line, plain
+from ._view import Launch
 
 _RESUME, _SWEEP_DIR = "hydra.launcher.resume", "hydra.sweep.dir"
 
@@ -36,6 +39,29 @@ def command_to_resume(command: Sequence[str], given: Iterable[str] | None, sweep
     before = [word for i, word in enumerate(words[: last + 1]) if i not in replaced]
     line = shlex.join([*before, f"{_RESUME}=true", directory, *words[last + 1 :]])
     return line if plain(line) == line and "\n" not in line else None  # what is shown of it would be another command
+
+
+def resume_command(launch: Launch, files: SweepFiles, here: str | None = None) -> str | None:
+    """What to type to go on with this sweep; None where no command does, or none that is known.
+
+    ``here``: the directory in which it is typed; None: any.
+    """
+    if files.name != SweepFiles(files.sweep_dir).name:
+        return None  # it was moved aside, and the command would go on with the sweep after it
+    given: Sequence[str] | None = launch.given
+    if not launch.says_given and _seems_hydras(launch, files):
+        given = overrides_in(launch.command)
+    text = command_to_resume(launch.command, given, files.sweep_dir)
+    if text is None or here == launch.cwd:
+        return text
+    there = shlex.quote(launch.cwd)
+    return f"cd {there} && {text}" if one_line(there) == there else None
+
+
+def _seems_hydras(launch: Launch, files: SweepFiles) -> bool:
+    """For a journal that does not say so; Hydra's basic sweeper leaves a file."""
+    words = (part.startswith(("hydra/", "hydra.")) or part == "--multirun" for part in launch.command)
+    return any(words) or os.path.exists(os.path.join(files.sweep_dir, "multirun.yaml"))
 
 
 def overrides_in(command: Iterable[str]) -> list[str]:

@@ -140,8 +140,19 @@ def require_private(path: str, found: os.stat_result) -> None:
 
 
 def open_to_append(path: str) -> int:
-    """A descriptor that appends, to a file that group and others cannot write; a symbolic link is not followed."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    """A descriptor that appends, to a file that group and others cannot write: no link is followed, no pipe waited for.
+
+    Raises OSError, also where it is no file.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = _only_a_file(os.open(path, flags | os.O_NONBLOCK, 0o644), path)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.EINVAL, "is no file", path) from None  # but a pipe that nobody reads
+    os.set_blocking(fd, True)  # it becomes the stdout of jobs
+    return fd
 
 
 def open_file(path: str) -> int:
@@ -155,6 +166,10 @@ def open_file(path: str) -> int:
         if error.errno != errno.ELOOP:
             raise
         raise OSError(error.errno, "is a link", path) from None
+    return _only_a_file(fd, path)
+
+
+def _only_a_file(fd: int, path: str) -> int:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "is no file", path)

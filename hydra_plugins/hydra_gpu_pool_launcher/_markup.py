@@ -31,6 +31,11 @@ def escaped(text: str, longest: int = 300) -> str:
     return html.escape(cut(line, longest)).encode("utf-8", "replace").decode("utf-8")
 
 
+def verbatim(text: str) -> str:
+    """A line that is to be copied, as HTML shows it: its blanks stay, and nothing is cut."""
+    return html.escape(_CONTROL.sub(_picture, text)).encode("utf-8", "replace").decode("utf-8")
+
+
 def _picture(control: re.Match[str]) -> str:
     code = ord(control[0])
     if code in {0x0B, 0x0C, 0x0D}:

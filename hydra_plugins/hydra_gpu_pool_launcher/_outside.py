@@ -9,9 +9,8 @@ import copy
 import enum
 import os
 import re
-import shlex
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from . import _descriptors, _pidfd, _returns, _verdict
@@ -197,26 +196,6 @@ def _touched(path: str) -> float:
     except OSError:
         return 0.0
     return at if is_amount(at) else 0.0
-
-
-def resume_command(launch: Launch, files: SweepFiles) -> str | None:
-    """What to type to go on with this sweep, from anywhere; None where no command does, or none that is known."""
-    from ._again import command_to_resume, overrides_in
-
-    given: Sequence[str] | None = launch.given
-    if not launch.says_given and _seems_hydras(launch, files):
-        given = overrides_in(launch.command)
-    text = command_to_resume(launch.command, given, files.sweep_dir)
-    if text is None or os.getcwd() == launch.cwd:
-        return text
-    there = shlex.quote(launch.cwd)
-    return f"cd {there} && {text}" if one_line(there) == there else None
-
-
-def _seems_hydras(launch: Launch, files: SweepFiles) -> bool:
-    """For a journal that does not say so; Hydra's basic sweeper leaves a file."""
-    words = (part.startswith(("hydra/", "hydra.")) or part == "--multirun" for part in launch.command)
-    return any(words) or os.path.exists(os.path.join(files.sweep_dir, "multirun.yaml"))
 
 
 def shown(path: str) -> str:

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import html
 import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 from ._alike import alike
 from ._excerpt import excerpt
-from ._markup import WORDS, counted, escaped, grouped, moment, percent, plain, span
+from ._markup import WORDS, counted, escaped, grouped, moment, percent, plain, span, verbatim
 from ._results import LOST, error_line, log_of, results, status
 from ._sheet import Sheet
 from ._timeline import Timeline
@@ -34,8 +35,17 @@ _MOST_LINES = 40
 _MOST_NAMED = 12
 
 
-def page(view: View, tails: Mapping[int, str], now: float, *, name: str = "", over: bool = False) -> str:
+def page(
+    view: View,
+    tails: Mapping[int, str],
+    now: float,
+    *,
+    name: str = "",
+    over: bool = False,
+    again: str | None = None,
+) -> str:
     """The page, at this time. ``name``: what the sweep is called; ``over``: nothing runs, whatever the journal says.
+    ``again``: the command that goes on with it, where something has not completed.
 
     ``tails``: of the jobs that ``to_be_told`` names, the last of what they printed, as it is in their logs. The page
     shows what of that tells why they failed, and links to the logs as from the sweep's directory. Of more than some
@@ -54,7 +64,7 @@ def page(view: View, tails: Mapping[int, str], now: float, *, name: str = "", ov
         '<meta name="color-scheme" content="light dark">',
         f"<title>{escaped(name or 'sweep', 100)}</title>",
         f"<style>{css}</style></head><body>",
-        _head(view, name or "sweep", now, live),
+        _head(view, name or "sweep", now, live, again),
         "<main>",
         _facts(view, now, live),
         timeline.html(),
@@ -80,7 +90,7 @@ def _policy(css: str) -> str:
     return f"{allowed}; base-uri 'none'; form-action 'none'"
 
 
-def _head(view: View, title: str, now: float, live: bool) -> str:
+def _head(view: View, title: str, now: float, live: bool, again: str | None) -> str:
     lost = 0 if live else _states(view, over=True)[LOST]
     if live:
         word, said = "running", f"written {moment(now)}, while the sweep runs; load it again for what is newer"
@@ -90,10 +100,12 @@ def _head(view: View, title: str, now: float, live: bool) -> str:
         word, said = "finished", moment(view.at) if view.jobs else "no job so far"
     launch = view.launch
     where = f"on {escaped(launch.host, 60)}, " if launch is not None and launch.host else ""
-    command = escaped(" ".join(launch.command), 1000) if launch is not None else ""
+    commands = f"<pre>{verbatim(shlex.join(launch.command))}</pre>" if launch is not None and launch.command else ""
+    if again is not None:
+        commands += f'<p class="note">to run only what has not completed:</p><pre>{verbatim(again)}</pre>'
     return (
         f'<header><h1>{escaped(title, 200)}</h1><p><b class="pill {word.replace(" ", "-")}">{word}</b> '
-        f"<span>{where}{said}</span></p>{f'<pre>{command}</pre>' if command else ''}</header>"
+        f"<span>{where}{said}</span></p>{commands}</header>"
     )
 
 
@@ -105,11 +117,12 @@ def _facts(view: View, now: float, live: bool) -> str:
     """What a glance should tell: how many jobs are where, how long it took, how busy the slots were."""
     counts, total, upto = _states(view, over=not live), len(view.jobs), now if live else view.at
     done = sum(counts[state.value] for state in State if state.over)
-    facts = [("jobs", f"{grouped(done)} <small>of {counted(total, 'job')} ended</small>")]
-    if (took := _length(view, upto)) is not None:
+    more = f", {grouped(kept)} of them taken over from an earlier launch" if (kept := view.taken_over()) else ""
+    facts = [("jobs", f"{grouped(done)} <small>of {counted(total, 'job')} ended{more}</small>")]
+    if any(job.known_tries for job in view.jobs.values()):
         left = view.left_s(now) if live else None
         more = f" <small>about {span(left)} more</small>" if left else ""
-        facts.append(("running for" if live else "took", span(took) + more))
+        facts.append(("running for" if live else "took", span(view.took_s(upto)) + more))
     if (busy := view.busy(upto)) is not None:
         facts.append(("slots busy", f"{percent(busy)} <small>of {counted(len(view.slots()), 'slot')}</small>"))
     cells = "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in facts)
@@ -130,11 +143,6 @@ def _shares(counts: Counter[str]) -> str:
             at += share
     bar = f'<svg class="share" aria-hidden="true">{"".join(bars)}</svg>' if bars else ""
     return f'{bar}<ul class="legend">{"".join(legend)}</ul>'
-
-
-def _length(view: View, upto: float) -> float | None:
-    starts = [each.started for _, each in view.tries()]
-    return max(0.0, upto - min(starts)) if starts else None
 
 
 def _alike(view: View, over: bool) -> list[list[JobView]]:

@@ -9,15 +9,15 @@ import logging
 import math
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from ._again import resume_command
 from ._facts import fault
-from ._files import SweepFiles
+from ._files import SweepFiles, open_file
 from ._journal import JournalReader
 from ._model import Layout
 from ._page import page, to_be_told
@@ -48,7 +48,10 @@ def write_page(files: SweepFiles, view: View, *, over: bool = False) -> None:
     tails = {
         num: tail for num in to_be_told(view, over=over) if (tail := read_tail(files.output(num), _SEARCHED_BYTES))
     }
-    text = page(view, tails, time.time(), name=_shown(files.sweep_dir), over=over)
+    again = None
+    if (over or view.done) and view.launch is not None and not view.all_completed():
+        again = resume_command(view.launch, files)
+    text = page(view, tails, time.time(), name=_shown(files.sweep_dir), over=over, again=again)
     _replace(files, files.page, text.encode("utf-8", "backslashreplace"))
 
 
@@ -86,17 +89,13 @@ def _spelled(control: re.Match[str]) -> str:
 def read_tail(path: str, most: int = _TAIL_BYTES) -> str | None:
     """The last of a log, at most so many bytes of it; None where it cannot be read, or is no file."""
     try:
-        # A pipe that somebody has put there is not waited for, and a link not followed.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                return None
-            file.seek(max(0, found.st_size - most))
+        with open(open_file(path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - most))
             text = file.read(most).decode("utf-8", "replace")
     except OSError:
         return None
-    return text if found.st_size <= most else text.partition("\n")[2] or text
+    return text if size <= most else text.partition("\n")[2] or text
 
 
 def _shown(path: str) -> str:
@@ -125,6 +124,14 @@ def _replace(files: SweepFiles, path: str, content: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(aside)
         raise
+
+
+def recorded(files: SweepFiles) -> View:
+    """The sweep as its journal has it so far, earlier launches included. Raises OSError."""
+    view = View()
+    with contextlib.closing(JournalReader(files.journal)) as journal:
+        view.take(event for event in journal.new() if fault(event) is None)
+    return view
 
 
 @dataclass
@@ -180,9 +187,8 @@ class Reports:
 
     def begin(self, layout: Layout) -> None:  # noqa: ARG002
         """Read what earlier launches of the same sweep have left: a sweeper that works in batches has many."""
-        with contextlib.suppress(OSError), contextlib.closing(JournalReader(self.files.journal)) as journal:
-            self.view = View()
-            self.view.take(event for event in journal.new() if fault(event) is None)
+        with contextlib.suppress(OSError):
+            self.view = recorded(self.files)
 
     def show(self, event: dict[str, Any]) -> None:
         """One event of the journal, also if ``begin`` has read it already: each launch says again which jobs it has."""

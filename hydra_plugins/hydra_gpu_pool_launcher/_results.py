@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ._errors import JOB_ERRORS
+from ._errors import JOB_ERRORS, JobCancelledError
 from ._files import SweepFiles
 from ._model import Cause
 from ._view import JobView, View, columns
@@ -100,9 +100,15 @@ def log_of(job: JobView) -> str | None:
 
 def error_line(error_type: str | None, error_text: str | None, longest: int = 1000) -> str:
     """What went wrong, in one line; "" for nothing. gpu_pool's own errors are whole sentences; others have a type."""
-    text, name = " ".join((error_text or "").split()), error_type or ""
+    text, name = " ".join((error_text_of(error_type, error_text) or "").split()), error_type or ""
     line = text if name in JOB_ERRORS or not name else f"{name}: {text}" if text else name
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def error_text_of(error_type: str | None, error_text: str | None) -> str | None:
+    """The text of an error, without what the status says already: the same wherever it is told."""
+    cancelled = error_type == JobCancelledError.__name__
+    return error_text.removeprefix("was cancelled: ") if error_text and cancelled else error_text
 
 
 _FIGURES = ("seconds", "gpu", "slot", "tries", "peak_mb", "gpu_mb", "cpu_seconds", "cause", "error", "log")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _returns
-from ._display import say
 from ._errors import JOB_ERRORS, JobError, JobLostError, RemoteTraceback
 from ._files import SweepFiles
 from ._model import Cause, Exit, Job, Status
 from ._returns import DamagedReturnError
+from ._say import say
 from ._verdict import Stopped, judge
 
 

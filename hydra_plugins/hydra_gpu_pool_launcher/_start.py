@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from . import _carry, _descriptors, _interpreter, _link
 from ._carry import Carried
-from ._display import say
 from ._errors import ConfigurationError
 from ._guard import Fresh
 from ._link import Link, SupervisorGoneError
+from ._say import say
 from ._world import App
 
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,14 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _pidfd
+from ._again import resume_command
 from ._files import SweepFiles
-from ._outside import Standing, over, resume_command, shown
-from ._table import Line, cells, cut, error, gb, overview, pad, rows, short, value_text
+from ._outside import Standing, over, shown
+from ._results import error_text_of
+from ._table import Line, cells, cut, error, gb, overview, pad, rows, short, value_text, with_place
 from ._tail import one_line
 from ._view import JobView, State, View, columns
 
 _GAP = "  "
 _WIDEST_OVERRIDE = 24
+
+_MOST_PLACES = 200
+"""In the user's code: for each of them, the end of a log is read, in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +49,35 @@ def report(
     last: Callable[[JobView], str],
     width: int,
     height: int | None = None,
+    place: Callable[[JobView], str | None] = lambda _: None,
 ) -> Report:
     """The sweep in at most ``height`` lines, but for what is to be copied; None: however many it takes.
 
-    ``view``: of a sweep that was killed, as ``as_left`` leaves it. ``last``: the last line of a job's log.
+    ``view``: of a sweep that was killed, as ``as_left`` leaves it. ``last``: the last line of a job's log; ``place``:
+    where in the user's code it failed.
     """
     head = [*overview(view, now, shown(files.sweep_dir), width)]
     head += [
         Line(cut(text, width), State.FAILED if how is Standing.KILLED else None) for text in _standing(view, how, now)
     ]
-    after = []
-    if how is Standing.KILLED and view.launch is not None:
-        command = resume_command(view.launch, files)
-        after = [
-            "What completed is kept. To go on with the rest:" if command else "What completed is kept.",
-            command or "",
-        ]
+    after, command = [], _resume(files, view, how)
+    if command is not None:
+        after = ["What completed is kept. To go on with the rest:", command]
+    elif how is Standing.KILLED:
+        after = ["What completed is kept."]
     room = None if height is None else max(4, height - len(head) - 1 - (len(after) + 2 if after else 0))
-    return Report(head, _tables(view, now, last, width, room), [text for text in after if text])
+    if over(how) or not view.running():
+        table = _all_ended(view, now, width, room, place)
+    else:
+        table = _tables(view, now, last, width, room, place)
+    return Report(head, table, after)
+
+
+def _resume(files: SweepFiles, view: View, how: Standing) -> str | None:
+    """The command that goes on with a sweep that is over; None where all has completed, or there is none."""
+    if view.launch is None or not over(how) or (view.all_completed() and how is not Standing.KILLED):
+        return None
+    return resume_command(view.launch, files, os.getcwd())
 
 
 def _standing(view: View, how: Standing, now: float) -> list[str]:
@@ -91,29 +108,50 @@ def _when(at: float, now: float) -> str:
     return f"{short(ago)} ago ({clock})"
 
 
-def _tables(view: View, now: float, last: Callable[[JobView], str], width: int, height: int | None) -> list[Line]:
-    """Those that run or failed; below them the others that have ended. Where nothing runs and all fit, by number."""
+def _all_ended(
+    view: View, now: float, width: int, height: int | None, place: Callable[[JobView], str | None]
+) -> list[Line]:
+    """Where nothing runs: those that have ended, by number; where not all fit, those that did not complete first."""
     ended = [job for job in view.in_order() if job.state.over]
-    if not view.running() and (height is None or len(ended) < height):
-        return _ended(view, ended, now, width)
-    rest = [job for job in ended if job.state is not State.FAILED]
+    if height is None or len(ended) < height:
+        return _ended(view, ended, now, width, place)
+    by_weight = sorted(ended, key=lambda job: (job.state is State.COMPLETED, -_end(job)))
+    kept = sorted(by_weight[: max(0, height - 2)], key=lambda job: job.job.num)
+    return [*_ended(view, kept, now, width, place), _and_more(ended, kept, width)]
+
+
+def _tables(
+    view: View,
+    now: float,
+    last: Callable[[JobView], str],
+    width: int,
+    height: int | None,
+    place: Callable[[JobView], str | None],
+) -> list[Line]:
+    """Those that run or failed; below them the others that have ended."""
+    rest = [job for job in view.in_order() if job.state.over and job.state is not State.FAILED]
     first = rows(view, now, last, width, height if height is None or not rest else height - 1)
     blank = [Line("")] if first and rest else []
     if height is None or len(first) + len(blank) + 1 + len(rest) <= height:
-        return [*first, *blank, *_ended(view, rest, now, width)]
+        return [*first, *blank, *_ended(view, rest, now, width, place)]
     fit = max(0, height - len(first) - len(blank) - 2)
     newest = sorted(rest, key=_end, reverse=True)[:fit]
-    left = Counter(job.state for job in rest) - Counter(job.state for job in newest)
+    return [*first, *(blank if fit else []), *_ended(view, newest, now, width, place), _and_more(rest, newest, width)]
+
+
+def _and_more(jobs: Sequence[JobView], shown: Sequence[JobView], width: int) -> Line:
+    left = Counter(job.state for job in jobs) - Counter(job.state for job in shown)
     counts = " and ".join(f"{left[state]} {state.lower()}" for state in State if left[state])
-    more = f"{_GAP}and {counts}{' more' if fit else ''}; gpu-pool status --all shows every job"
-    return [*first, *(blank if fit else []), *_ended(view, newest, now, width), Line(cut(more, width))]
+    return Line(cut(f"{_GAP}and {counts}{' more' if shown else ''}; gpu-pool status --all shows every job", width))
 
 
 def _end(job: JobView) -> float:
     return (job.tries[-1].ended or 0.0) if job.tries else 0.0
 
 
-def _ended(view: View, jobs: Sequence[JobView], now: float, width: int) -> list[Line]:
+def _ended(
+    view: View, jobs: Sequence[JobView], now: float, width: int, place: Callable[[JobView], str | None]
+) -> list[Line]:
     """A header and a row for each of the jobs: how long it took, its overrides that differ, how it ended."""
     if not jobs:
         return []
@@ -137,12 +175,16 @@ def _ended(view: View, jobs: Sequence[JobView], now: float, width: int) -> list[
         del widths[-2]
         for row in table:
             del row[-3]
+    failed = [job for job in jobs if job.state is State.FAILED]
+    places = {job.job.num: place(job) for job in failed[:_MOST_PLACES]}
     lines = []
     for i, row in enumerate(table):
         align: list[Callable[[str, int], str]] = [str.rjust, pad, *[str.rjust] * (1 + len(shown)), *[pad] * len(row)]
         parts = [align[k](cell, widths[k]) for k, cell in enumerate(row[:-1])]
         state = jobs[i - 1].state if i else None
-        lines.append(Line(cut(_GAP + _GAP.join([*parts, row[-1]]), width).rstrip(), state))
+        begin = _GAP + _GAP.join([*parts, ""])
+        where = places.get(jobs[i - 1].job.num) if i else None
+        lines.append(Line(cut(begin + with_place(row[-1], where, width - cells(begin)), width).rstrip(), state))
     return lines
 
 
@@ -163,6 +205,7 @@ def as_json(files: SweepFiles, view: View, how: Standing, now: float) -> dict[st
         "cwd": launch.cwd if launch else None,
         "began": view.began,
         "last_event": view.at,
+        "resume": _resume(files, view, how),
         "left_s": None if over(how) else view.left_s(now),
         "slots": list(view.slots()),
         "busy": busy,
@@ -189,7 +232,7 @@ def _job_as_json(files: SweepFiles, job: JobView, now: float) -> dict[str, Any]:
         "value": job.value,
         "cause": job.cause.value if job.cause else None,
         "error_type": job.error_type,
-        "error_text": job.error_text,
+        "error_text": error_text_of(job.error_type, job.error_text),
         "stopping": job.stopping,
         "log": files.output(job.job.num),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections import Counter
@@ -13,7 +14,7 @@ from ._excerpt import excerpt
 from ._files import SweepFiles
 from ._model import Cause, Job, Status
 from ._results import LOST
-from ._table import cells, clock, cut, error, pad, value_text
+from ._table import cells, clock, cut, cut_left, error, pad, shares, value_text
 from ._tail import last_lines, one_line
 from ._view import JobView, State, View, columns
 
@@ -35,6 +36,14 @@ _MOST_LINES = 4
 
 _LAST_LINES = 5
 
+_IN_A_PIPE = 200
+"""Cells of a line of a log where there is no terminal, and nobody says how many there are."""
+
+_WIDEST_OVERRIDES = 40
+"""Of the first of several jobs."""
+
+_FRAME = re.compile(r'(.*?File ")(.+)(", line \d+.*)')
+
 _LONGEST_CAUSE = 1000
 """Characters, where it is one word."""
 
@@ -48,7 +57,16 @@ _NARROWEST = 8
 
 def width() -> int:
     """Columns of the terminal, or of COLUMNS; 80 where there is neither."""
-    return max(40, shutil.get_terminal_size().columns)
+    return _columns(80)
+
+
+def width_of_logs() -> int:
+    """The same for lines that are cut, and not broken: some more where there is no terminal."""
+    return _columns(_IN_A_PIPE)
+
+
+def _columns(otherwise: int) -> int:
+    return max(40, shutil.get_terminal_size((otherwise, 24)).columns)
 
 
 def headline(view: View, jobs: Sequence[Job]) -> str:
@@ -62,20 +80,21 @@ def headline(view: View, jobs: Sequence[Job]) -> str:
 
 def result_table(view: View, jobs: Sequence[Job], width: int) -> list[str]:
     """A header, and a row per job: number, the overrides that differ, status, value or error, seconds, GPU and slot."""
-    tried = any(job.tries and job.tries[-1].attempt > 1 for job in view.jobs.values())
+    tried = any(job.known_tries and job.known_tries[-1].attempt > 1 for job in view.jobs.values())
     shown = jobs[:MOST_ROWS]
     keys, values = columns(jobs)
     about = [view.jobs.get(job.num) for job in shown]
+    last = [job.known_tries[-1] if job is not None and job.known_tries else None for job in about]
     fixed: list[list[str]] = [["#", *(str(job.num) for job in shown)]]
     flexible = [[one_line(key), *(one_line(row.get(key, "")) for row in values[:MOST_ROWS])] for key in keys]
     more = [
         ["status", *map(_status, about)],
         ["value", *map(_value, about)],
         ["seconds", *(f"{job.seconds:.1f}" if job is not None and job.seconds is not None else "" for job in about)],
-        ["gpu.slot", *(",".join(job.tries[-1].slots) if job is not None and job.tries else "" for job in about)],
+        ["gpu.slot", *(",".join(one.slots) if one is not None else "" for one in last)],
     ]
     if tried:
-        more.append(["tries", *(str(job.tries[-1].attempt) if job is not None and job.tries else "" for job in about)])
+        more.append(["tries", *(str(one.attempt) if one is not None else "" for one in last)])
     lines = _fitted(fixed, flexible, more, width)
     if len(jobs) > len(shown):
         lines.append(f"{_GAP}and {len(jobs) - len(shown)} more, each a row of results.csv")
@@ -108,21 +127,30 @@ def _fitted(numbers: list[list[str]], overrides: list[list[str]], more: list[lis
     return [cut(line, width) for line in lines]
 
 
-def failures(view: View, jobs: Sequence[Job], files: SweepFiles, where: Callable[[str], str], width: int) -> list[str]:
+def failures(
+    view: View,
+    jobs: Sequence[Job],
+    files: SweepFiles,
+    where: Callable[[str], str],
+    width: int,
+    width_of_logs: int | None = None,
+) -> list[str]:
     """The failed jobs, those together that failed alike: which, and why; where one of them did, and its log.
 
-    None where there are none. ``width``: of the lines; those of paths alone are never cut.
+    None where there are none. ``width``: of the lines; ``width_of_logs``: of those of a log, where that is another one.
+    Those of paths alone are never cut, and no frame of a traceback loses its file's name, line and function.
     """
+    of_logs = width_of_logs or width
     groups = _alike(view, jobs)
     lines: list[str] = []
     for group in groups[:_MOST_EXCERPTS]:
         first, log = group[0], files.output(group[0].job.num)
-        lines += _wrapped(cut(f"{_named(group)}: {_value(first)}", _LONGEST_CAUSE), width)
+        lines += _wrapped(cut(f"{cut(_named(group), max(width, 80))}: {_value(first)}", _LONGEST_CAUSE), width)
         lines.append(f"{_GAP * 2}{where(log)}")
         told = excerpt(last_lines(log), first, _LAST_LINES, without_error=True)
-        lines += [cut(f"{_GAP * 3}{line}", width) for line in told.lines]
+        lines += [f"{_GAP * 3}{_of_a_log(line, of_logs - 3 * len(_GAP))}" for line in told.lines]
     rest = groups[_MOST_EXCERPTS:]
-    lines += [cut(f"{_GAP}{_named(group)}: {_value(group[0])}", width) for group in rest[:_MOST_GROUPS]]
+    lines += [_in_a_line(group, None, of_logs) for group in rest[:_MOST_GROUPS]]
     if len(rest) > _MOST_GROUPS:
         lines.append(f"{_GAP}and {sum(map(len, rest[_MOST_GROUPS:]))} jobs more, each in a way of its own")
     if rest:
@@ -139,9 +167,7 @@ def closing(view: View, jobs: Sequence[Job], files: SweepFiles, width: int) -> l
     groups = [*_alike(view, jobs), *_alike(view, jobs, {Status.CANCELLED.value})]
     for group in groups[:_MOST_CLOSING]:
         told = excerpt(last_lines(files.output(group[0].job.num)), group[0], _LAST_LINES)
-        place = f" ({told.place})" if told.place else ""
-        what = f"{_GAP}{_named(group)}: {_value(group[0])}"
-        lines.append(cut(cut(what, max(width // 2, width - cells(place))) + place, width))
+        lines.append(_in_a_line(group, told.place, width))
     if len(groups) > _MOST_CLOSING:
         lines.append(f"{_GAP}and {sum(map(len, groups[_MOST_CLOSING:]))} more")
     return lines
@@ -155,8 +181,31 @@ def _alike(
 
 
 def _named(group: Sequence[JobView]) -> str:
-    """With its overrides where it is but one."""
-    return one_line(str(group[0].job)) if len(group) == 1 else named(group, _MOST_NAMED)
+    """With its overrides where it is but one; of several, with the first one's, as far as they are short."""
+    first = group[0].job
+    if len(group) == 1:
+        return one_line(str(first))
+    overrides = cut(one_line(" ".join(first.overrides)), _WIDEST_OVERRIDES).removesuffix("…")
+    return named(group, _MOST_NAMED) + (f" ({overrides.rstrip()} …)" if overrides else "")
+
+
+def _in_a_line(group: Sequence[JobView], place: str | None, width: int) -> str:
+    """Which, why, and where: each has its share of the line."""
+    which, why, where = _named(group), _value(group[0]), place or ""
+    around = f"{_GAP}:  ()" if where else f"{_GAP}: "
+    of_which, of_why, of_where = shares([*map(cells, (which, why, where))], width - cells(around))
+    line = f"{_GAP}{cut(which, of_which)}: {cut(why, of_why)}"
+    return f"{line} ({cut_left(where, of_where)})" if where else line
+
+
+def _of_a_log(line: str, width: int) -> str:
+    """A line of a log, cut; of a frame of a traceback only the path is, at its beginning."""
+    frame = _FRAME.fullmatch(line)
+    if frame is None or cells(line) <= width:
+        return cut(line, width)
+    before, path, after = frame.groups()
+    least = cells(f"…/{path.rpartition('/')[2]}")
+    return before + cut_left(path, max(least, width - cells(before + after))) + after
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from . import _interpreter, _link, _process, _start, _streams
-from ._display import Display, say
+from ._display import Display
 from ._errors import ConfigurationError, JobLostError
 from ._facts import fault
 from ._files import SweepFiles
@@ -20,6 +20,7 @@ from ._journal import JournalReader
 from ._link import Link, SupervisorGoneError
 from ._model import Cause, Status
 from ._requests import Request, request_to_json
+from ._say import say
 from ._start import StartMethod
 from ._world import App
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from . import _ddp, _devices, _leases, _machine, _reimport, _torchrun
 from ._again import command_to_resume
 from ._carry import CarriedBody
-from ._display import display, from_here, say
+from ._display import display
 from ._errors import ConfigurationError, JobCancelledError, JobError
 from ._exceptions import safe_text
 from ._files import SweepFiles
@@ -27,6 +27,7 @@ from ._machine import bound_to_one_core, cores
 from ._model import Job, Layout, Policy, Settings
 from ._pidfd import require_pidfd
 from ._requests import Request
+from ._say import from_here, say
 from ._settings import checked
 from ._settled import settle, with_remote_traceback
 from ._supervisor import Supervisor

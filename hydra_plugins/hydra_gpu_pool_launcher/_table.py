@@ -133,7 +133,7 @@ def error(job: JobView) -> str:
 
 def error_of(error_type: str | None, error_text: str | None) -> str:
     """The same of an error alone, without control characters."""
-    return one_line(error_line(error_type, error_text)).removeprefix("was cancelled: ")
+    return one_line(error_line(error_type, error_text))
 
 
 def value_text(value: Any) -> str:
@@ -150,6 +150,22 @@ def value_text(value: Any) -> str:
 def gb(mb: float | None) -> str:
     """Of GPU memory, in GB."""
     return "" if mb is None else f"{mb / 1000:.1f}"
+
+
+def shares(wanted: Sequence[int], room: int) -> list[int]:
+    """Of so many cells, those of each part: what it wants, the longest parts cut first, so that none is lost."""
+    given = list(wanted)
+    while sum(given) > room and max(given) > 1:
+        given[given.index(max(given))] -= 1
+    return given
+
+
+def with_place(what: str, place: str | None, width: int) -> str:
+    """What went wrong and where, no wider than that: each has its share; of the place the end stays, its line."""
+    if not place:
+        return cut(what, width)
+    of_what, of_place = shares([cells(what), cells(place)], width - cells(" ()"))
+    return cut(f"{cut(what, of_what)} ({cut_left(place, of_place)})", width)
 
 
 def clock(seconds: float) -> str:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ._files import SweepFiles
+from ._files import SweepFiles, open_file
 from ._model import Job
 from ._tail import encodable, lines_seen
 
@@ -119,8 +118,9 @@ class Tee:
             looking = False
             for path, identity in self._found(num):
                 if identity not in self._known[num]:
-                    fd = _open(path)
-                    if fd is None:
+                    try:
+                        fd = open_file(path)
+                    except OSError:  # it is gone, or is no log
                         continue
                     opened = _identity(os.fstat(fd))
                     if opened in self._known[num]:
@@ -149,18 +149,6 @@ class Tee:
                 path = os.path.join(directory, name)
                 found.append((path, _identity(os.lstat(path))))
         return found
-
-
-def _open(path: str) -> int | None:
-    """None where it is gone, or is no log: a pipe that somebody has put there would hold main up."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        return None
-    return fd
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

@@ -63,7 +63,7 @@ class Timeline:
                 one.attempt,
                 places[self._state(job, one)],
                 round(one.started - self.begin, 1),
-                round(self._ended(one) - one.started, 1),
+                round(one.seconds(self.end), 1),
                 cut(",".join(one.slots), 60),
             ]
             for job, one in self.each
@@ -106,8 +106,9 @@ class Timeline:
         )
 
     def _gpu(self, gpu: str, rows: Sequence[tuple[str, list[_Bar]]]) -> str:
-        used = sum(min(self.length, sum(bar.end - bar.start for bar in row)) for _, row in rows)
-        busy = used / (self.length * len(rows))
+        ran = self.view.ran_s(self.begin, self.end) or self.length
+        used = sum(min(ran, sum(bar.end - bar.start for bar in row)) for _, row in rows)
+        busy = used / (ran * len(rows))
         name = "CPU" if gpu == "cpu" else f"GPU {gpu}" if gpu.isdigit() else gpu
         meter = f'<svg class="meter" aria-hidden="true"><rect width="{100 * busy:.1f}%"/></svg>'
         name = f'<b title="{escaped(gpu, 60)}">{escaped(name, 60)}</b>'

@@ -40,6 +40,7 @@ class TryView:
 
     ``state``: how it ended, also where the job was tried again after it. ``cpu_s``, ``peak_mb``: as in ``_model.Exit``.
     ``gpu_mb``: of GPU memory, in MB, what it holds while it runs, then the most that it was seen with; None: not known.
+    ``took``: seconds, as the supervisor measured them: the journal's times are those of its lines, some later.
     """
 
     attempt: int
@@ -54,9 +55,12 @@ class TryView:
     cpu_s: float | None = None
     peak_mb: float | None = None
     gpu_mb: float | None = None
+    took: float | None = None
 
     def seconds(self, now: float) -> float:
         """How long it took, or has taken so far."""
+        if self.took is not None:
+            return self.took
         return max(0.0, (now if self.ended is None else self.ended) - self.started)
 
 
@@ -121,7 +125,7 @@ class Launch:
 class View:
     """What the events so far say. ``at``: the time of the last one; ``done``: no launch is under way.
 
-    ``paused_s``: how long nobody ran the sweep, between the last event of one main process and the launch of the next.
+    ``pauses``: when nobody ran the sweep, from the last event of one main process to the launch of the next.
     """
 
     jobs: dict[int, JobView] = field(default_factory=dict)
@@ -129,7 +133,7 @@ class View:
     began: float | None = None
     at: float = 0.0
     done: bool = False
-    paused_s: float = 0.0
+    pauses: list[tuple[float, float]] = field(default_factory=list)
     _completed: dict[Job, Sequence[TryView]] = field(default_factory=dict)
 
     def take(self, events: Iterable[Mapping[str, Any]]) -> None:
@@ -159,16 +163,21 @@ class View:
             says_given="given" in event,
         )
         if before is not None and not _same_main(before, self.launch):
-            self.paused_s += max(0.0, event["time"] - self.at)
+            self.pauses.append((self.at, max(self.at, event["time"])))
         self.done = False
 
     def _on_queued(self, event: Mapping[str, Any]) -> None:
         job = Job(event["job"], tuple(event["overrides"]))
         before = self.jobs.get(job.num)
-        if before is not None and before.state is State.COMPLETED and before.known_tries:
-            self._completed[before.job] = before.known_tries
+        if before is not None:
+            self._keep(before)
         self.jobs[job.num] = JobView(job)
         self.done = False
+
+    def _keep(self, job: JobView) -> None:
+        """Where it ran, if it completed: a resume may take its result over."""
+        if job.state is State.COMPLETED and job.known_tries:
+            self._completed[job.job] = job.known_tries
 
     def _on_start(self, event: Mapping[str, Any]) -> None:
         job = self._job(event)
@@ -213,13 +222,28 @@ class View:
         last.ended, last.state, last.cause = event["time"], State(event["status"]), Cause(event["cause"])
         last.error_type, last.error_text = event["error_type"], event["error_text"]
         last.cpu_s, last.peak_mb, last.gpu_mb = event.get("cpu_s"), event.get("peak_mb"), event.get("gpu_mb")
+        last.took = event.get("seconds")
 
     # --- questions ---
 
+    def resumed(self) -> View:
+        """Of a launch that goes on with this sweep: nothing yet, but where what it will take over ran."""
+        view = View(_completed=dict(self._completed))
+        for job in self.jobs.values():
+            view._keep(job)
+        return view
+
+    def taken_over(self) -> int:
+        """How many jobs have the result of an earlier launch."""
+        return sum(job.cause is Cause.RESUMED for job in self.jobs.values())
+
+    def ran_s(self, begin: float, end: float) -> float:
+        """Seconds between these two in which somebody ran the sweep."""
+        return max(0.0, end - begin - sum(max(0.0, min(end, to) - max(begin, since)) for since, to in self.pauses))
+
     def took_s(self, now: float) -> float:
         """Seconds that the sweep has taken so far, without the time between its launches in which nobody ran it."""
-        began = now if self.began is None else self.began
-        return max(0.0, (self.at if self.done else now) - began - self.paused_s)
+        return self.ran_s(now if self.began is None else self.began, self.at if self.done else now)
 
     def in_order(self) -> list[JobView]:
         """The jobs by their numbers."""
@@ -228,6 +252,10 @@ class View:
     def count(self) -> Counter[State]:
         """How many jobs are where."""
         return Counter(job.state for job in self.jobs.values())
+
+    def all_completed(self) -> bool:
+        """Whether there is nothing to go on with."""
+        return all(job.state is State.COMPLETED for job in self.jobs.values())
 
     def running(self) -> list[JobView]:
         """Those that run now, the longest first."""
@@ -247,12 +275,15 @@ class View:
         return (*known, *(slot for slot in used if slot not in known))
 
     def busy(self, now: float) -> float | None:
-        """The share of all slots' time, from the first start to the last end, that tries have used; None: no time."""
+        """The share of all slots' time, from the first start to the last end, that tries have used; None: no time.
+
+        The time between two launches in which nobody ran the sweep does not count.
+        """
         spans = [(each.started, each.seconds(now), len(each.slots)) for _, each in self.tries()]
         slots = self.slots()
         if not spans or not slots:
             return None
-        length = max(start + seconds for start, seconds, _ in spans) - min(start for start, _, _ in spans)
+        length = self.ran_s(min(start for start, _, _ in spans), max(start + seconds for start, seconds, _ in spans))
         used = sum(seconds * count for _, seconds, count in spans)
         return min(1.0, used / (length * len(slots))) if length > 0 else None
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import _descriptors, _inotify
+from ._excerpt import excerpt
 from ._files import SweepFiles
 from ._outside import NoSweep, Standing, WatchedSweep, as_left, over, shown
 from ._status import as_json, dumps, report
 from ._table import Line, cut, overview
-from ._tail import last_line
+from ._tail import last_line, last_lines
 from ._view import JobView, State, View
 
 _IN_A_PIPE = 160
@@ -40,7 +41,7 @@ def _print(files: SweepFiles, sweep: WatchedSweep, json_wanted: bool, everything
     terminal = sys.stdout.isatty()
     width, height = shutil.get_terminal_size((_IN_A_PIPE, 0))
     height = height - 1 if terminal and not everything else 0  # a line for the prompt
-    lines = report(files, view, sweep.standing, now, _last_line(files), width, height or None).lines()
+    lines = report(files, view, sweep.standing, now, _last_line(files), width, height or None, _place(files)).lines()
     if terminal:
         from rich.console import Console
 
@@ -58,6 +59,10 @@ def _settled(files: SweepFiles, sweep: WatchedSweep) -> View:
 
 def _last_line(files: SweepFiles) -> Callable[[JobView], str]:
     return lambda job: last_line(files.output(job.job.num))
+
+
+def _place(files: SweepFiles) -> Callable[[JobView], str | None]:
+    return lambda job: excerpt(last_lines(files.output(job.job.num)), job, 1).place
 
 
 def _styled(line: Line) -> Any:
@@ -140,7 +145,9 @@ def _watch_screen(files: SweepFiles) -> WatchedSweep | None:
                 lines = [Line(cut(_waiting(files), width))]
             else:
                 view = _settled(files, sweep)
-                lines = report(files, view, sweep.standing, time.time(), _last_line(files), width, height).lines()
+                lines = report(
+                    files, view, sweep.standing, time.time(), _last_line(files), width, height, _place(files)
+                ).lines()
             screen.update(Group(*map(_styled, lines[:height])))
     return sweep
 
