@@ -184,3 +184,40 @@ def test_numbers_that_follow_on_each_other_are_said_as_one() -> None:
     assert named([view.jobs[1]], 9) == "job 1"
     assert named([view.jobs[1], view.jobs[2]], 9) == "jobs 1, 2"
     assert named(view.in_order(), 2) == "jobs 1, 2, 4, …"
+
+
+STOPPED = f"""\
+Traceback (most recent call last):
+KeyError: 'x'
+epoch 1:  40%|####      Thread 0x00007f01 (most recent call first):
+  File "/home/me/train.py", line 77 in watch
+  File "/usr/lib/python3.11/threading.py", line 5 in _bootstrap
+
+Current thread 0x00007f02 (most recent call first):
+  File "/usr/lib/python3.11/queue.py", line 171 in get
+  File "/home/me/train.py", line 12 in fit
+  File "/home/me/train.py", line 34 in main
+  File "{OURS}/_leader.py", line 142 in call
+  File "/home/me/train.py", line 56 in <module>
+"""
+
+
+def timed_out() -> JobView:
+    facts = {"cause": "timeout", "error_type": "JobTimeoutError", "error_text": "was stopped: it took too long"}
+    return seen(end(0, 1.0, "FAILED", **facts)).jobs[0]
+
+
+def test_of_what_took_too_long_the_stack_is_shown_down_to_the_task_function() -> None:
+    found = excerpt(STOPPED.split("\n"), timed_out(), 4)
+    assert found.whole() == [
+        "epoch 1:  40%|####",
+        '  File "/usr/lib/python3.11/queue.py", line 171 in get',
+        '  File "/home/me/train.py", line 12 in fit',
+        '  File "/home/me/train.py", line 34 in main',
+    ]
+    assert found.place == "train.py:12 in fit"
+    assert excerpt(STOPPED.split("\n"), failed("JobCrashedError", "was ended by SIGTERM"), 5).place is None
+
+
+def test_of_what_took_too_long_and_has_left_no_stack_the_last_lines_are_shown() -> None:
+    assert excerpt(["one", "two", "", "three"], timed_out(), 2).whole() == ["two", "three"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,40 @@ def tries(directory: Path, x: int) -> int:
 
 
 # --- timeout_min ---
+
+
+def hang(where: str) -> None:
+    print(where, flush=True)
+    threading.Event().wait()
+
+
+def test_a_job_that_takes_too_long_says_where_it_was(tmp_path: Path) -> None:
+    (result,) = outcomes(tmp_path, hang, {"where": "here"}, timeout_min=SOON_MIN)
+    assert isinstance(result.error, JobTimeoutError)
+    log = Path(result.log).read_text()
+    assert log.startswith("here\n")
+    stack = log.partition("\nCurrent thread ")[2].splitlines()[1:]
+    assert [line for line in stack if line.endswith(" in hang") and "test_policies.py" in line]
+
+
+def test_a_process_that_a_job_has_forked_is_terminated_without_a_word_or_as_the_user_has_it(tmp_path: Path) -> None:
+    def terminated() -> int:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(write, b"x")
+            signal.pause()
+        os.read(read, 1)
+        os.kill(pid, signal.SIGTERM)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def job() -> list[int]:
+        code = terminated()
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+        return [code, terminated()]
+
+    (result,) = outcomes(tmp_path, job, {})
+    assert (result.value, Path(result.log).read_text()) == ([-signal.SIGTERM, 7], "")
 
 
 def test_a_job_that_takes_too_long_is_stopped_and_named_and_the_others_keep_their_results(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ ORDER = (
     "_exceptions",
     "_exit_hooks",
     "_interpreter",
+    "_stacks",
     "_family",
     "_leases",
     "_line",

@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ._errors import JobCrashedError
+from ._model import Cause
 from ._view import JobView
 
 _TRACEBACK = "Traceback (most recent call last):"
 _FATAL = "Fatal Python error: "
+_STACK = re.compile(r"(Current t|T)hread 0x[0-9a-f]+ .*\(most recent call first\):$")
+"""Above the stack of a thread; a progress bar may stand before it."""
+
 _OURS = "hydra_plugins.hydra_gpu_pool_launcher."
 _CHAINED = "The above exception was the direct cause of the following exception:"
 
@@ -63,10 +67,12 @@ class _Frame:
 def excerpt(log: Sequence[str], job: JobView, most: int, *, without_error: bool = False) -> Excerpt:
     """At most so many lines of a log's end, of which each line is given as plain text.
 
-    The end of the traceback of what the job failed of, or the top of what Python printed when it was killed; where
-    neither is there, the last that was printed. ``without_error``: the exception is not counted, for it is shown
-    elsewhere.
+    The end of the traceback of what the job failed of, or the top of what Python printed when it was killed, or when it
+    was stopped since its time was over; where there is no such thing, the last that was printed. ``without_error``: the
+    exception is not counted, for it is shown elsewhere.
     """
+    if job.cause is Cause.TIMEOUT:
+        return _of_stacks([line.rstrip() for line in log], most)
     lines, is_cause = _without_ours([line.rstrip() for line in log], job.error_type or "")
     if job.error_type == JobCrashedError.__name__ and "SIGKILL" not in (job.error_text or ""):
         at = _last(lines, lambda line: line.startswith(_FATAL))
@@ -98,22 +104,42 @@ def _printed(log: Sequence[str], most: int) -> list[str]:
     return [line for line in log if line][-most:] if most > 0 else []
 
 
-# --- a fatal error: faulthandler's dump, the newest frame first ---
+# --- faulthandler's dump, the newest frame first: of a fatal error, or of where SIGTERM met the job ---
 
 
 def _of_dump(log: Sequence[str], at: int, most: int) -> Excerpt:
     threads = [i for i in range(at + 1, len(log)) if log[i].endswith("(most recent call first):")]
     current = next((i for i in threads if log[i].startswith("Current thread ")), threads[0] if threads else len(log))
+    frames = _stack(log[current + 1 :])
+    chosen = _chosen(frames, most - 1)[::-1]
+    before = _printed(log[:at], most - 1 - len(chosen))
+    return Excerpt((*before, log[at], *chosen), place=_place(frames))
+
+
+def _stack(log: Sequence[str]) -> list[_Frame]:
+    """With the newest frame last, from where Hydra or gpu_pool has called the user."""
     frames: list[_Frame] = []
-    for line in log[current + 1 :]:
+    for line in log:
         found = _FRAME.fullmatch(line)
         frame = _Frame(found[1], found[2], found[3], (line,)) if found is not None else None
         if frame is None or frame.passed_through:
-            break  # below it is what called the job
-        frames.append(frame)
-    chosen = _chosen(frames[::-1], most - 1)[::-1]
-    before = _printed(log[:at], most - 1 - len(chosen))
-    return Excerpt((*before, log[at], *chosen), place=_place(frames[::-1]))
+            break
+        frames.insert(0, frame)
+    return frames
+
+
+def _of_stacks(log: Sequence[str], most: int) -> Excerpt:
+    """The thread that heard the signal is the main thread, mostly, and stands last."""
+    current = _last(log, lambda line: "Current thread 0x" in line and _STACK.search(line) is not None)
+    if current is None:
+        return Excerpt(tuple(_printed(log, most)))
+    begin = current
+    while begin and (not log[begin - 1] or log[begin - 1].startswith("  ") or _STACK.search(log[begin - 1])):
+        begin -= 1
+    frames = _stack(log[current + 1 :])
+    chosen = _chosen(frames, most)[::-1]
+    before = _printed([*log[:begin], _STACK.sub("", log[begin]).rstrip()], most - len(chosen))
+    return Excerpt((*before, *chosen), place=_place(frames))
 
 
 # --- a traceback, the newest frame last ---

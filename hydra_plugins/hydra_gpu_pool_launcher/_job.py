@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from . import _ddp, _exit_hooks, _leader, _pidfd, _process, _signals, _streams
+from . import _ddp, _exit_hooks, _leader, _pidfd, _process, _signals, _stacks, _streams
 from ._body import Body, Result
 from ._carry import Carried, CarriedBody
 from ._errors import JobError
@@ -134,6 +134,7 @@ def _run(
     try:
         os.chdir(assignment.cwd)
         if assignment.group is None:
+            _stacks.tell_at_sigterm()
             return body.run(job, functools.partial(_leader.call, job))
         ranks = _ddp.CallInRanks(assignment, assignment.group, received, of_the_app, body, carried)
         result = body.run(job, ranks)
