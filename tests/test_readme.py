@@ -232,7 +232,7 @@ def shape(line: str) -> str:
     line = re.sub(r"^\[20\d\d-[^]]+\]", "[time]", line.removeprefix("    ").rstrip())
     line = re.sub(r"multirun/[\d-]+/[\d-]+", "DIR", line)
     line = re.sub(r"in 0:\d\d:\d\d, slots \d+% busy|pid \d+|try \d+", "N", line)
-    line = re.sub(r'File "/.*|File "train.py".*', "FILE", line)
+    line = re.sub(r'File "[/…].*|File "train.py".*', "FILE", line)
     line = re.sub(r"\d+\.\d +cpu\.\d", "SECONDS SLOT", line)
     line = re.sub(r"slot cpu\.\d", "SLOT", line)
     line = re.sub(r"\d at once", "N at once", line)
