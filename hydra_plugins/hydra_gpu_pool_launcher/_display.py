@@ -20,7 +20,7 @@ from ._files import SweepFiles
 from ._last_words import at_exit
 from ._live import REFRESH_S, Live, terminal
 from ._model import Cause, Job, Layout, Settings, Status
-from ._outlet import Streams
+from ._printing import Streams, put
 from ._report import Reports
 from ._table import error_of
 from ._tail import one_line, plain
@@ -42,7 +42,7 @@ def say(text: str, level: int = logging.INFO) -> None:
         if _log.hasHandlers():
             _log.log(level, "%s", text)
         else:
-            print(text, file=sys.stderr)
+            put(sys.stderr, f"{text}\n")
     except (Exception, SystemExit) as error:
         _tell_of_fault(error)
 
@@ -213,8 +213,9 @@ class Shown:
 
     def begin(self, layout: Layout) -> None:
         if any((self.lines, self.live, self.tee)):
-            self.streams.capture()
-        self._try("live", lambda live: live.begin())
+            self.streams.begin()
+        if self._try("live", lambda live: live.begin()) is False:
+            self._without_table()
         self._try("lines", lambda lines: lines.begin(layout))
 
     def show(self, event: dict[str, Any]) -> None:
@@ -278,9 +279,13 @@ class Shown:
             if part == "live":
                 with contextlib.suppress(Exception, SystemExit):
                     one.close()
-                if self.lines is not None:
-                    self.lines.brief = False  # what it showed is told from here on
+                self._without_table()
             return None
+
+    def _without_table(self) -> None:
+        self.live = None
+        if self.lines is not None:
+            self.lines.brief = False  # what it showed, or would show, is told from here on
 
 
 @dataclass
