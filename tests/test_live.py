@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from running import App, StartApp
 from support import LIMIT_S
 from terminal import Terminal, terminal
 
+from hydra_plugins.hydra_gpu_pool_launcher import _screen
 from hydra_plugins.hydra_gpu_pool_launcher._display import Guarded, Shown
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._live import Live
-from hydra_plugins.hydra_gpu_pool_launcher._outlet import Streams
+from hydra_plugins.hydra_gpu_pool_launcher._printing import Streams
 from hydra_plugins.hydra_gpu_pool_launcher._screen import Screen
 from hydra_plugins.hydra_gpu_pool_launcher._view import View
 
@@ -418,6 +420,53 @@ def test_what_has_not_changed_is_not_sent_again(tty: Terminal, monkeypatch: pyte
         screen.release()
         streams.release()
         tty.until(lambda: not tty.has("another"))
+
+
+def test_what_is_too_much_to_wait_for_a_stopped_terminal_is_left_out(
+    tty: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
+    monkeypatch.setattr(_screen, "MOST", 1000)
+    with os.fdopen(os.dup(tty.slave), "w") as stream:
+        streams = Streams()
+        screen = Screen(stream, streams)
+        termios.tcflow(tty.slave, termios.TCOOFF)
+        screen.draw(["a table"])
+        for i in range(30):
+            screen.above(f"line {i} " + "y" * 60)
+        termios.tcflow(tty.slave, termios.TCOON)
+        streams.wait(None)
+        screen.draw(["a table"])
+        tty.until(lambda: tty.has("bytes are left out here"))
+        tty.until_drawn(lambda: tty.has("a table"))
+        screen.release()
+        streams.release()
+        assert tty.has("line 10 y")
+        assert not tty.has("line 20 y")
+
+
+def test_of_two_launches_at_once_one_has_a_table_and_the_other_tells_its_lines_above_it(
+    start_app: StartApp, tty: Terminal
+) -> None:
+    source = (
+        "def run(d):\n    GpuPool(cpu_slots=1, gpus=[], dir=d).map(job, [dict(x=0)])\n"
+        "threads = [threading.Thread(target=run, args=[d]) for d in ('one', 'two')]\n"
+        "for thread in threads: thread.start()\n"
+        "signal.sigwait([signal.SIGUSR1])\nprint('said by main')\nfor thread in threads: thread.join()\n"
+    )
+    app = start_app(source, before=BEFORE, **tty.popen())
+    pids = running(app, 2)
+    tty.until_drawn(lambda: tty.has("1 running") and tty.has("started in slot"))
+    go_on(app.process.pid)
+    tty.until_drawn(lambda: tty.has("said by main"))
+    (at,) = header(tty)
+    assert tty.lines.index("said by main") < at
+    assert sum("started in slot" in line for line in tty.lines[:at]) == 1
+    go_on(*pids)
+    assert ended(app, tty) == 0
+    assert sum("1 COMPLETED" in line for line in tty.all_lines) == 2
+    assert not any("Traceback" in line for line in tty.all_lines)
+    assert_left_as_it_was(tty)
 
 
 class Signalled(Shown):

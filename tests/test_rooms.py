@@ -87,6 +87,8 @@ ORDER = (
     "_live",
     "_tee",
     "_screen",
+    "_printing",
+    "_ways",
     "_outlet",
     "_table",
     "_report",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import csv
+import io
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +23,10 @@ from running import App, StartApp
 from support import LIMIT_S
 from terminal import terminal
 
-from hydra_plugins.hydra_gpu_pool_launcher import _descriptors, _inotify
-from hydra_plugins.hydra_gpu_pool_launcher._outlet import Outlet, Streams
+from hydra_plugins.hydra_gpu_pool_launcher import _descriptors, _inotify, _outlet, _printing
+from hydra_plugins.hydra_gpu_pool_launcher._outlet import Outlet
+from hydra_plugins.hydra_gpu_pool_launcher._printing import Streams, put
+from hydra_plugins.hydra_gpu_pool_launcher._ways import beneath
 
 BEFORE = """
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
@@ -195,7 +201,7 @@ def test_a_terminal_that_goes_on_shows_the_newest_and_each_failure_once(start_ap
         assert sum("job 1 (x=1) FAILED" in line for line in tty.all_lines) == 1
 
 
-def test_what_threads_of_the_app_print_and_log_waits_too_and_comes_whole(start_app: StartApp) -> None:
+def test_what_threads_of_the_app_log_waits_too_and_comes_whole(start_app: StartApp) -> None:
     talk = """
 import logging
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
@@ -205,9 +211,7 @@ def talk(x):
 def speak():
     told.wait()
     for i in range(3000):
-        print(f"printed {i} " + "y" * 50)
-        logging.warning("logged %d", i)
-    print("no end", end="")
+        logging.warning("logged %d %s", i, "y" * 50)
     os.kill(PID[0], signal.SIGUSR1)
 PID, told = [], threading.Event()
 def told_pid(*_):
@@ -226,11 +230,7 @@ threading.Thread(target=speak).start()
         os.close(write)
         lines = read_to_the_end(read).replace("x" * 4096, "").splitlines()
         assert app.process.wait(LIMIT_S) == 0
-        assert [line for line in lines if line.startswith("printed")] == [
-            f"printed {i} {'y' * 50}" for i in range(3000)
-        ]
-        assert [line for line in lines if line.startswith("logged")] == [f"logged {i}" for i in range(3000)]
-        assert any(line.endswith("no end") for line in lines)
+        assert [line for line in lines if line.startswith("logged")] == [f"logged {i} {'y' * 50}" for i in range(3000)]
 
 
 # --- the outlet alone ---
@@ -286,33 +286,361 @@ def test_a_reader_that_is_gone_is_told_to_who_writes_and_nothing_waits_for_it() 
     os.close(write)
 
 
+def test_of_what_is_too_much_to_wait_a_line_says_how_much_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_outlet, "MOST", 1000, raising=False)
+    read, write = os.pipe()
+    filled = fill(write)
+    outlet = Outlet(write)
+    for _ in range(30):
+        outlet.write(b"y" * 99 + b"\n")
+    os.close(write)
+    got = b""
+    while not outlet.push():
+        got += os.read(read, 1 << 16)
+    outlet.close()
+    while more := os.read(read, 1 << 16):
+        got += more
+    os.close(read)
+    kept, _, told = got[filled:].decode().rpartition("\n…")
+    assert kept == "\n".join(["y" * 99] * 11)[: len(kept)]
+    assert 1000 <= len(kept) + 1 <= 1100
+    assert told == f" {3000 - len(kept) - 1:,} bytes are left out here: too much was waiting for a reader\n"
+
+
+def test_a_terminal_that_is_asked_takes_no_more_than_it_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.openpty()
+    own = os.open(f"/proc/self/fd/{write}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    for size in (4096, 256, 16, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(own, b"x" * size)
+    while not _outlet.writable([write], 0):
+        os.read(read, 1)
+    sizes: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        outlet = Outlet(write)
+    os_write = os.write
+
+    def noted(fd: int, content: bytes) -> int:
+        sizes.append(len(content))
+        return os_write(fd, content)
+
+    monkeypatch.setattr(os, "write", noted)
+    writer = threading.Thread(target=lambda: outlet.write(b"y" * 50_000), daemon=True)
+    writer.start()
+    writer.join(LIMIT_S)
+    assert not writer.is_alive()
+    assert not outlet.push()
+    monkeypatch.undo()
+    assert set(sizes) == {1}
+    outlet.close()
+    for fd in (own, read, write):
+        os.close(fd)
+
+
+# --- sys.stdout and sys.stderr ---
+
+
+@contextlib.contextmanager
+def as_stdout(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, Any]]:
+    """The read end of a pipe, and sys.stdout, which writes to it; logging's root writes to it, and to nothing else."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    with os.fdopen(write, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        handler = logging.StreamHandler(stream)
+        monkeypatch.setattr(logging.root, "handlers", [handler])
+        yield read, stream
+        assert handler.stream is stream
+        monkeypatch.undo()
+    os.close(read)
+
+
+def is_it(stream: Any) -> bool:
+    return beneath(stream) is beneath(sys.stdout)
+
+
+class Copies:
+    """Keeps a copy of what is printed, say."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class CopiesBytes(io.BufferedWriter):
+    """The same, further down."""
+
+
+def test_without_a_table_what_the_app_prints_is_the_apps(monkeypatch: pytest.MonkeyPatch) -> None:
+    with as_stdout(monkeypatch) as (read, stream):
+        streams = Streams()
+        streams.begin()
+        assert sys.stdout is stream
+        fill(stream.fileno())
+        logging.warning("one")
+        put(sys.stdout, "two\n")
+        assert streams.stuck
+        os.read(read, 1 << 20)
+        assert streams.wait(None)
+        assert os.read(read, 100) == b"one\ntwo\n"
+        streams.release()
+        logging.warning("three")
+        assert os.read(read, 100) == b"three\n"
+
+
 def test_what_is_more_than_a_descriptor_or_never_stalls_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Copies:
-        def __init__(self, stream: Any) -> None:
-            self.stream = stream
+    with as_stdout(monkeypatch) as (_, stream), (tmp_path / "file").open("w") as file:
+        further_down = io.TextIOWrapper(CopiesBytes(io.FileIO(os.dup(stream.fileno()), "w")))
+        patched = io.TextIOWrapper(io.BufferedWriter(io.FileIO(os.dup(stream.fileno()), "w")))
+        patched.write = print  # type: ignore[assignment, method-assign]
+        for one in (Copies(stream), further_down, patched, file, None, object()):
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "stdout", one)
+                handler: Any = logging.StreamHandler()
+                handler.stream = one
+                patch.setattr(logging.root, "handlers", [handler])
+                streams = Streams()
+                streams.begin()
+                assert streams.lead(lambda stream: stream is not file, lambda _: None)
+                assert sys.stdout is one
+                assert handler.stream is one
+                streams.release()
+        for stream_of_a_copy in (further_down, patched):
+            stream_of_a_copy.close()
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.stream, name)
 
-    read, write = os.pipe()
-    with os.fdopen(write, "w") as stream, (tmp_path / "file").open("w") as file:
-        copies = Copies(stream)
-        for one in (copies, file, None, object()):
-            monkeypatch.setattr(sys, "stdout", one)
-            streams = Streams()
-            streams.capture()
-            assert sys.stdout is one
-            streams.release()
-        monkeypatch.setattr(sys, "stdout", stream)
-        streams.capture()
-        assert sys.stdout is not stream
-        assert sys.stdout.encoding == stream.encoding
-        print("one\ntwo", end="")
-        assert os.read(read, 100) == b"one\n"
+def test_an_unbuffered_stdout_is_led_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    with as_stdout(monkeypatch) as (read, stream):
+        unbuffered = io.TextIOWrapper(io.FileIO(os.dup(stream.fileno()), "w"), write_through=True)
+        monkeypatch.setattr(sys, "stdout", unbuffered)
+        streams = Streams()
+        streams.begin()
+        fill(stream.fileno())
+        put(sys.stdout, "told\n")
+        assert streams.stuck
+        assert os.read(read, 1 << 20)
         streams.release()
-        assert os.read(read, 100) == b"two"
+        unbuffered.close()
+        monkeypatch.setattr(sys, "stdout", stream)
+
+
+def test_a_print_that_is_under_way_when_the_table_goes_does_not_crash() -> None:
+    code = """if True:
+        import gc
+        from hydra_plugins.hydra_gpu_pool_launcher._printing import Streams
+        streams = Streams()
+        streams.begin()
+        streams.lead(lambda stream: stream.fileno() == 1, lambda text: None)
+        class Ends:
+            def __str__(self):
+                streams.release()
+                gc.collect()
+                self.others = [bytearray(n) for n in range(1000)]
+                return "the end"
+        print(Ends())
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the end\n", "")
+
+
+def test_two_launches_at_once_share_one_table_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with as_stdout(monkeypatch) as (read, stream):
+        above: list[str] = []
+        first, second = Streams(), Streams()
+        first.begin()
+        assert first.lead(is_it, above.append)
+        second.begin()
+        assert not second.lead(is_it, lambda _: None)
+        print("printed")
+        logging.warning("logged")
+        put(sys.stdout, "told\n")
+        assert above == ["printed", "logged", "told"]
+        first.release()
         assert sys.stdout is stream
-        monkeypatch.undo()
-    os.close(read)
+        logging.warning("of the second")
+        put(sys.stdout, "alone\n")
+        fill(stream.fileno())
+        logging.warning("waits")
+        assert second.stuck
+        assert not first.stuck
+        assert os.read(read, 1 << 20).startswith(b"of the second\nalone\n")
+        second.release()
+        assert os.read(read, 100) == b"waits\n"
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_a_handler_that_cannot_be_led_keeps_no_other_thing_from_being_given_back(
+    monkeypatch: pytest.MonkeyPatch, table: bool
+) -> None:
+    class Raises(logging.Handler):
+        @property
+        def stream(self) -> Any:
+            raise RuntimeError
+
+    with as_stdout(monkeypatch) as (_, stream):
+        kind: Any = type(logging.lastResort)
+        (led,) = logging.root.handlers
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(logging.root, "handlers", [kind(), Raises(), led])
+        streams = Streams()
+        streams.begin()
+        assert led.stream is not stream  # type: ignore[attr-defined]
+        assert not table or streams.lead(is_it, lambda _: None)
+        streams.release()
+        assert sys.stderr is stream
+        assert sys.stdout is stream
+
+
+def test_a_long_line_goes_above_the_table_with_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with as_stdout(monkeypatch) as (_, _stream):
+        above: list[str] = []
+        streams = Streams()
+        streams.lead(is_it, above.append)
+        print("a" * 200_000 + "b")
+        print("the next")
+        streams.release()
+        assert "".join(above).replace("\n", "") == "a" * 200_000 + "b" + "the next"
+
+
+def test_each_line_comes_once_and_in_order_while_launches_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    with as_stdout(monkeypatch) as (read, stream):
+
+        def talk() -> None:
+            for i in range(2000):  # all of it fits into the pipe
+                print(f"printed {i}", flush=True)
+                logging.warning("logged %d", i)
+
+        talker = threading.Thread(target=talk)
+        talker.start()
+        while talker.is_alive():
+            streams = Streams()
+            streams.begin()
+            outlet = streams.outlet(stream)
+            streams.lead(is_it, lambda text, outlet=outlet: outlet.write(f"{text}\n".encode()))  # type: ignore[misc]
+            streams.lead_back()
+            streams.release()
+        talker.join()
+        lines = os.read(read, 1 << 20).decode().splitlines()
+        assert [line for line in lines if line.startswith("p")] == [f"printed {i}" for i in range(2000)]
+        assert [line for line in lines if not line.startswith("p")] == [f"logged {i}" for i in range(2000)]
+
+
+def test_what_is_being_written_while_the_launch_ends_goes_to_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    with as_stdout(monkeypatch) as (read, _):
+        streams = Streams()
+        streams.begin()
+        streams.lead(is_it, lambda _: None)
+        streams.lead_back()
+        way: Any = vars(sys.stdout)["way"]
+
+        class EndsFirst:
+            """In place of the lock of who writes: the launch was a little earlier there."""
+
+            def __enter__(self) -> None:
+                monkeypatch.setattr(way, "_lock", contextlib.nullcontext())
+                streams.release()
+
+            def __exit__(self, *_: object) -> None:
+                pass
+
+        monkeypatch.setattr(way, "_lock", EndsFirst())
+        print("written", flush=True)
+        way._lock = threading.RLock()
+        assert os.read(read, 100) == b"written\n"
+
+
+def test_under_a_table_a_flush_is_one_of_the_bytes_too_and_a_copy_is_no_trap(monkeypatch: pytest.MonkeyPatch) -> None:
+    with as_stdout(monkeypatch) as (read, _):
+        streams = Streams()
+        streams.lead(is_it, lambda _: None)
+        sys.stdout.buffer.write(b"bytes")
+        sys.stdout.flush()
+        assert os.read(read, 100) == b"bytes"
+        assert copy.copy(sys.stdout) is not sys.stdout
+        streams.release()
+
+
+def test_a_stdout_that_was_put_back_after_the_launch_is_known_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    with as_stdout(monkeypatch) as (read, stream):
+        streams = Streams()
+        streams.lead(is_it, lambda _: None)
+        captured = sys.stdout
+        with contextlib.redirect_stdout(io.StringIO()):
+            streams.release()
+        assert sys.stdout is captured
+        print("passed on", flush=True)
+        assert os.read(read, 100) == b"passed on\n"
+        streams = Streams()
+        streams.begin()
+        fill(stream.fileno())
+        put(sys.stdout, "waits\n")
+        assert streams.stuck
+        os.read(read, 1 << 20)
+        above: list[str] = []
+        streams.lead(is_it, above.append)
+        print("above")
+        assert above == ["above"]
+        streams.release()
+        assert sys.stdout is stream
+
+
+def test_whoever_logs_for_a_reader_that_is_gone_is_told_of_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", told)
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        patch.setattr(logging.root, "handlers", [logging.StreamHandler(stream)])
+        os.close(read)
+        streams = Streams()
+        streams.begin()
+        for _ in range(3):
+            logging.warning("nobody reads this")
+        put(sys.stdout, "nor this\n")
+        streams.release()
+    assert told.getvalue() == ""
+
+
+def test_what_a_signal_handler_raises_ends_the_wait_for_a_reader_and_gives_all_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[Any] = []
+
+    def interrupted(*arguments: Any) -> bool:
+        waits.append(arguments)
+        raise KeyboardInterrupt
+
+    with as_stdout(monkeypatch) as (read, stream):
+        streams = Streams()
+        streams.begin()
+        fill(stream.fileno())
+        put(sys.stdout, "nobody reads this\n")
+        monkeypatch.setattr(_printing, "writable", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            streams.release(None)
+        assert len(waits) == 1
+        assert not streams.stuck
+        os.read(read, 1 << 20)
+
+
+def test_a_fork_prints_and_logs_as_if_there_were_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with as_stdout(monkeypatch) as (read, stream):
+        streams = Streams()
+        streams.begin()
+        streams.lead(is_it, lambda _: None)
+        print("held", end="")
+        pid = os.fork()
+        if pid == 0:
+            fine = sys.stdout is stream and logging.root.handlers[0].stream is stream  # type: ignore[attr-defined]
+            print("of the fork", flush=True)
+            os._exit(0 if fine else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert os.read(read, 100) == b"of the fork\n"
+        streams.release()
+        assert os.read(read, 100) == b"held"

@@ -13,7 +13,7 @@ from ._event_lines import Lines
 from ._files import SweepFiles
 from ._live import REFRESH_S, Live, terminal
 from ._model import Job, Layout, Settings
-from ._outlet import Streams
+from ._printing import Streams
 from ._report import Reports
 from ._say import from_here, say, tell_of_fault
 from ._tee import Tee
@@ -162,8 +162,9 @@ class Shown:
 
     def begin(self, layout: Layout) -> None:
         if any((self.lines, self.live, self.tee)):
-            self.streams.capture()
-        self._try("live", lambda live: live.begin())
+            self.streams.begin()
+        if self._try("live", lambda live: live.begin()) is False:
+            self._without_table()
         self._try("lines", lambda lines: lines.begin(layout))
 
     def show(self, event: dict[str, Any]) -> None:
@@ -227,6 +228,10 @@ class Shown:
             if part == "live":
                 with contextlib.suppress(Exception, SystemExit):
                     one.close()
-                if self.lines is not None:
-                    self.lines.brief = False  # what it showed is told from here on
+                self._without_table()
             return None
+
+    def _without_table(self) -> None:
+        self.live = None
+        if self.lines is not None:
+            self.lines.brief = False  # what it showed, or would show, is told from here on

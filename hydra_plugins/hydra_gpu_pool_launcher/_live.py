@@ -11,10 +11,11 @@ from typing import Any, Literal, TextIO
 
 from . import _tail
 from ._files import SweepFiles
-from ._outlet import Streams
+from ._printing import Streams
 from ._screen import Screen, is_terminal
 from ._table import Line, overview, rows
 from ._view import JobView, State, View
+from ._ways import beneath, is_plain
 
 REFRESH_S = 0.25
 """Seconds between two looks at what changes without an event: times, and the jobs' last lines."""
@@ -32,13 +33,16 @@ def terminal(progress: Literal["auto", "live", "log", "none"]) -> TextIO | None:
     """The stream to whose terminal the table goes; None: there is none, or nobody wants the table.
 
     With auto, that is stdout alone: where it goes into a pipe or a file, so do most lines, and a CI system shows a
-    terminal to nobody.
+    terminal to nobody. None as well where the app has put a stream of its own in the place of one that ends in
+    a terminal: what is printed there would go through the table, and what went above the table would miss that stream.
     """
+    terminals = [beneath(stream) for stream in (sys.stdout, sys.stderr) if is_terminal(stream)]
+    if not all(map(is_plain, terminals)):
+        return None
     if progress == "live":
-        streams = [sys.stdout, sys.stderr]
-    else:
-        streams = [sys.stdout] if progress == "auto" and not os.environ.get("CI") else []
-    return next((stream for stream in streams if is_terminal(stream)), None)
+        return next(iter(terminals), None)
+    wanted = progress == "auto" and not os.environ.get("CI") and is_terminal(sys.stdout)
+    return terminals[0] if wanted else None
 
 
 @dataclass
@@ -58,11 +62,14 @@ class Live:
     _next: float = 0.0
     _last_lines: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
 
-    def begin(self) -> None:
-        """From here on, lines go by above it."""
+    def begin(self) -> bool:
+        """From here on, lines go by above it; False: they go by above that of another launch, and there is none."""
         if self._screen is None:
-            self._screen = Screen(self.stream, self.streams)
-            self._screen.capture()
+            screen = Screen(self.stream, self.streams)
+            if not screen.capture():
+                return False
+            self._screen = screen
+        return True
 
     def take(self, event: Mapping[str, Any]) -> None:
         """One event of the journal, which is seen at the next ``tick`` that draws."""

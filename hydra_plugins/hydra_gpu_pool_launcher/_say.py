@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 
+from ._printing import put
 from ._tail import plain
 
 _log = logging.getLogger("gpu_pool")
@@ -26,7 +27,7 @@ def say(text: str, level: int = logging.INFO) -> None:
         if _log.hasHandlers():
             _log.log(level, "%s", text)
         else:
-            print(text, file=sys.stderr)
+            put(sys.stderr, f"{text}\n")
     except (Exception, SystemExit) as error:
         tell_of_fault(error)
 

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from ._outlet import Streams
-from ._tail import encodable, plain
+from ._outlet import MOST, left_out
+from ._printing import Streams
+from ._tail import plain
 
 _KEPT = 500
 """Lines above the drawn ones that can be shown again, when the terminal's size has changed."""
@@ -40,13 +41,15 @@ class Screen:
     def __init__(self, stream: TextIO, streams: Streams) -> None:
         self._stream = stream
         self._streams = streams
-        self._sink = streams.sink(stream)
+        self._outlet = streams.outlet(stream)
         self._fd = stream.fileno()
         self._lock = threading.RLock()
         self._lines: list[str] = []
         self._size = self.size()
         self._recent: deque[str] = deque(maxlen=_KEPT)
         self._waiting: list[str] = []
+        self._size_waiting = self._left_out = 0
+        self._over = False
         self._continued = False
         self._handles = False
 
@@ -62,7 +65,7 @@ class Screen:
         """These lines in place of those that were drawn, each narrower than the terminal, and fewer than it has."""
         with self._lock:
             self._tell()
-            if not self._sink.push():
+            if not self._outlet.push():
                 return
             if not self._in_front():
                 self._lines = []  # the terminal is another program's for now, and the cursor where that one left it
@@ -82,16 +85,23 @@ class Screen:
                 self._write(begin + "\x1b[J")
 
     def above(self, text: str) -> None:
-        """Whole lines, written as they are."""
+        """Whole lines, written as they are. As much of them waits as in an outlet."""
         with self._lock:
-            self._waiting.append(text)
-            self._tell()
+            if self._left_out or self._size_waiting >= MOST:
+                self._left_out += len(text) + 1
+            else:
+                self._waiting.append(text)
+                self._size_waiting += len(text)
+            self._tell(at_once=not self._over)
 
     def _tell(self, *, at_once: bool = True) -> None:
         """What is to go above; with ``at_once``, only where the terminal has taken what was sent before."""
-        if not self._waiting or (at_once and not self._sink.push()):
+        if not self._waiting or (at_once and not self._outlet.push()):
             return
+        if self._left_out:
+            self._waiting.append(left_out(self._left_out))
         text, self._waiting = "\n".join(self._waiting), []
+        self._size_waiting = self._left_out = 0
         self._recent.extend(text.split("\n"))
         if not self._in_front():
             self._lines = []
@@ -141,16 +151,21 @@ class Screen:
             return True
 
     def _write(self, text: str) -> None:
-        self._sink.write(encodable(text, self._stream))
+        self._outlet.write(text.encode(self._stream.encoding, "replace"))
 
     # --- what others print ---
 
-    def capture(self) -> None:
-        """From here on, what is printed goes above: sys.stdout, sys.stderr, and handlers of logging that have them."""
-        self._streams.lead(self._is_of_it, self.above)
+    def capture(self) -> bool:
+        """From here on, what is printed goes above: sys.stdout, sys.stderr, and handlers of logging that have them.
+
+        False where it goes above what another launch draws: then nothing is to be drawn here.
+        """
+        if not self._streams.lead(self._is_of_it, self.above):
+            return False
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGCONT) == signal.SIG_DFL:
             signal.signal(signal.SIGCONT, self._on_continued)
             self._handles = True
+        return True
 
     def release(self) -> None:
         """Erase, and give the streams back. What is printed from here on is printed as ever."""
@@ -159,7 +174,9 @@ class Screen:
             with contextlib.suppress(ValueError):  # another thread now, which cannot
                 signal.signal(signal.SIGCONT, signal.SIG_DFL)
         try:
-            self.erase()
+            with self._lock:
+                self._over = True  # else what a thread prints now might wait for a table that is not drawn again
+                self.erase()
         finally:
             self._lines = []
             self._streams.lead_back()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ._files import SweepFiles, open_file
 from ._model import Job
+from ._printing import put
 from ._tail import encodable, lines_seen
 
 AT_ONCE = 1 << 19
@@ -158,4 +159,4 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 def _print(num: int, lines: Sequence[str]) -> None:
     if lines:
         text = "".join(f"[{num}] {line}".rstrip() + "\n" for line in lines)
-        print(encodable(text, sys.stdout), end="", flush=True)
+        put(sys.stdout, encodable(text, sys.stdout))
