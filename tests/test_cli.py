@@ -45,7 +45,7 @@ from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._events import CANCELLED_BY_HAND
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
-from hydra_plugins.hydra_gpu_pool_launcher._line import Holder
+from hydra_plugins.hydra_gpu_pool_launcher._lease_files import Holder
 from hydra_plugins.hydra_gpu_pool_launcher._outside import Standing, WatchedSweep, find, standing
 from hydra_plugins.hydra_gpu_pool_launcher._table import Line
 from hydra_plugins.hydra_gpu_pool_launcher._view import Launch
@@ -236,6 +236,17 @@ def test_status_shows_what_runs_with_its_last_line_what_failed_and_why_and_what_
         ["#", "gpu", "took", "lr", "status", "value"],
         ["0", "0.0", "0:09", "0", "COMPLETED", "loss", "0.25", "acc", "1"],
     ]
+
+
+def test_status_says_what_the_queued_jobs_wait_for_until_one_of_them_has_it(run: Run, tmp_path: Path) -> None:
+    at_work(tmp_path)
+    write(tmp_path, {"event": "waiting", "time": 30.0, "device": "1", "why": "a job waits for a slot on GPU 1"})
+    assert run("status", ".")[1].splitlines()[2] == "a job waits for a slot on GPU 1"
+    assert json.loads(run("status", ".", "--json")[1])["waiting"] == ["a job waits for a slot on GPU 1"]
+    write(tmp_path, queued(4), start(4, 31.0, "0.1"))
+    assert "waits" in run("status", ".")[1]
+    write(tmp_path, queued(5), start(3, 32.0, "1.0"))
+    assert "waits" not in run("status", ".")[1]
 
 
 def test_what_jobs_hold_of_their_gpus_is_shown_where_it_is_known(run: Run, tmp_path: Path) -> None:

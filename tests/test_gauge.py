@@ -28,6 +28,7 @@ from hydra_plugins.hydra_gpu_pool_launcher._events import (
     StartRefused,
     Stop,
     Submitted,
+    Waiting,
 )
 from hydra_plugins.hydra_gpu_pool_launcher._gauge import LOOK_S, RETURN_LOOK_S, YOUNG_S
 from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Exit, Job, Layout, Policy, Report, Slot, Status
@@ -423,6 +424,56 @@ def test_an_ended_jobs_memory_is_awaited_also_where_enough_is_free_and_is_no_sca
     assert told(schedule, measured(80), 102) == ["1 on 0"]
 
 
+# --- other sweeps ---
+
+
+def seen(free: float, *of_others: int) -> Measured:
+    """So much is free of the one device; and the devices of which other sweeps have a slot."""
+    return Measured({0: int(free * GB)}, {}, frozenset(of_others))
+
+
+def test_a_sweep_is_in_line_for_a_gpu_whose_memory_jobs_of_others_hold_until_they_have_left_and_it_is_back() -> None:
+    schedule = pool(min_free=20 * GB, settle_s=SETTLE_S)
+    told(schedule, submitted(0), 0)
+    assert not schedule.waiting(0)
+    assert told(schedule, seen(5, 0), 0) == ["scarce 0: 5"]
+    assert schedule.waiting(0) == Waiting(drained=frozenset({0}))
+    assert ticked(schedule, LOOK_S) == ["look"]
+    assert schedule.waiting(LOOK_S) == Waiting(drained=frozenset({0}))
+    assert told(schedule, seen(5), LOOK_S) == []
+    assert schedule.waiting(LOOK_S) == Waiting(drained=frozenset({0})), "they have left just now"
+    assert ticked(schedule, LOOK_S + RETURN_LOOK_S) == ["look"]
+    assert told(schedule, seen(30), LOOK_S + RETURN_LOOK_S) == []
+    assert ticked(schedule, LOOK_S + 2 * RETURN_LOOK_S) == ["look"]
+    assert told(schedule, seen(30), LOOK_S + 2 * RETURN_LOOK_S) == ["0 on 0"]
+    assert not schedule.waiting(2)
+
+
+def test_a_sweep_is_in_nobodys_way_where_what_holds_the_memory_is_no_sweep() -> None:
+    schedule = pool(min_free=20 * GB, settle_s=SETTLE_S)
+    told(schedule, submitted(0), 0)
+    told(schedule, seen(5), 0)
+    assert not schedule.waiting(0)
+    ticked(schedule, 1)
+    told(schedule, seen(5, 0), 1)
+    assert schedule.waiting(1)
+    for now in (2.0, 2.0 + RETURN_LOOK_S):
+        assert schedule.waiting(now)
+        ticked(schedule, now)
+        told(schedule, seen(5), now)
+    assert not schedule.waiting(3), "the other sweep has left, and its memory does not come back"
+
+
+def test_a_sweep_is_in_nobodys_way_where_a_job_of_its_own_holds_the_memory_too() -> None:
+    schedule = careful(slots=2)
+    told(schedule, submitted(0, 1), 0)
+    assert told(schedule, seen(25, 0), 0) == ["0 on 0"]
+    assert not schedule.waiting(0)
+    assert told(schedule, gone(0), 100) == ["look"]
+    told(schedule, seen(5, 0), 100)
+    assert schedule.waiting(100) == Waiting(drained=frozenset({0}))
+
+
 # --- in any order ---
 
 
@@ -452,7 +503,8 @@ class AnyMemory(AnyWorld):
             self.measured[device] = 10**6 if data is None else data.draw(some, f"free on {device}")
         young = sorted({(num, slot.device) for slot, num in self.taken.items()})
         self.used = {} if data is None else {key: data.draw(strategies.integers(0, 30), f"{key}") for key in young}
-        self._tell(Measured(self.measured, self.used), data)
+        others = set() if data is None else data.draw(strategies.sets(strategies.integers(0, 3)), "of others")
+        self._tell(Measured(self.measured, self.used, frozenset(others)), data)
         self.measured, self.used = {}, {}
 
     def _do(self, command: Command, happens: Callable[[str], bool]) -> Event | None:

@@ -8,7 +8,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,9 @@ from support import LIMIT_S
 
 from hydra_plugins.hydra_gpu_pool_launcher import _descriptors, _leases, _line, _process
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
+from hydra_plugins.hydra_gpu_pool_launcher._events import Waiting
+from hydra_plugins.hydra_gpu_pool_launcher._lease_files import Holder
 from hydra_plugins.hydra_gpu_pool_launcher._leases import Leases, open_files
-from hydra_plugins.hydra_gpu_pool_launcher._line import Holder
 from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Layout, Slot
 
 A, B = Slot(0, 0), Slot(1, 0)
@@ -25,7 +26,17 @@ ONE, TWO = Layout((Device("0"),), 1), Layout((Device("0"), Device("1")), 1, 2)
 NOTHING: frozenset[Slot] = frozenset()
 ME, YOU = Holder(11, "/mine"), Holder(22, "/yours")
 
+
+def waits(*slots: Slot) -> Waiting:
+    return Waiting(frozenset(slots))
+
+
 Sweep = Callable[..., Leases]
+
+
+TWICE = Layout((Device("0"),), 2)
+WHOLE = Waiting(alone=frozenset({0}))
+"""In the line for device 0 as a whole."""
 
 
 @pytest.fixture
@@ -110,7 +121,7 @@ def test_a_lease_outlives_the_supervisor_for_as_long_as_its_guard_is_there(sweep
     with process(lambda: Leases(of_the_guard, ONE).take(0, [A], YOU)) as supervisor:
         kill(supervisor)
         assert mine.take(0, [A], ME) == {A}
-        assert mine.wait_for([A], ME)
+        assert mine.wait_for(waits(A), ME)
         for fd in of_the_guard.descriptors():  # as when the guard ends
             os.close(fd)
         assert rings(mine)
@@ -121,7 +132,7 @@ def test_a_lease_of_a_sweep_that_is_killed_is_free_and_rings(sweep: Sweep, lease
     mine = sweep()
     with process(lambda: Leases(open_files(str(leases), ONE), ONE).take(0, [A], YOU)) as pid:
         assert mine.take(0, [A], ME) == {A}
-        assert mine.wait_for([A], ME)
+        assert mine.wait_for(waits(A), ME)
         assert not rings(mine)
         kill(pid)
         assert rings(mine)
@@ -131,13 +142,152 @@ def test_a_lease_of_a_sweep_that_is_killed_is_free_and_rings(sweep: Sweep, lease
 def test_a_lease_that_is_let_go_of_is_free_although_a_fork_still_has_its_descriptors(sweep: Sweep) -> None:
     mine, yours = sweep(), sweep()
     yours.take(0, [A], YOU)
-    yours.wait_for([A], YOU)
+    yours.wait_for(waits(A), YOU)
     with process(lambda: None):
-        mine.wait_for([A], ME)
-        yours.wait_for([], YOU)
+        mine.wait_for(waits(A), ME)
+        yours.wait_for(Waiting(), YOU)
         yours.release(0)
         assert rings(mine)
         assert mine.take(0, [A], ME) == NOTHING
+
+
+# --- a device as a whole ---
+
+
+def test_who_needs_a_device_alone_gets_it_when_no_other_sweep_has_a_slot_there_however_many_those_have(
+    sweep: Sweep,
+) -> None:
+    mine, yours = sweep(ONE), sweep(TWICE)
+    assert yours.take(0, [Slot(0, 1)], YOU) == NOTHING
+    assert mine.take(0, [A], ME, alone=True) == {A}
+    assert mine.holders([A]) == "is held by the sweep in /yours (process 22)"
+    mine.wait_for(WHOLE, ME)
+    assert yours.take(1, [Slot(0, 0)], YOU) == {Slot(0, 0)}
+    assert yours.holders([Slot(0, 0)]) == "the sweep in /mine (process 11) has waited longer for"
+    yours.release(0)
+    assert rings(mine)
+    assert mine.take(0, [A], ME, alone=True) == NOTHING
+
+
+def test_who_has_a_device_alone_keeps_others_from_it_until_it_lets_go_and_then_tells_them(sweep: Sweep) -> None:
+    mine, yours = sweep(ONE), sweep(TWICE)
+    yours.wait_for(waits(Slot(0, 1)), YOU)
+    yours.wait_for(Waiting(), YOU)
+    assert mine.take(0, [A], ME, alone=True) == NOTHING
+    for _ in range(2):
+        assert yours.take(0, [Slot(0, 1)], YOU) == {Slot(0, 1)}
+        assert yours.holders([Slot(0, 1)]) == "is held by the sweep in /mine (process 11)"
+        yours.wait_for(waits(Slot(0, 1)), YOU)
+    rings(yours)
+    mine.release(0)
+    assert rings(yours)
+    assert yours.take(0, [Slot(0, 1)], YOU) == NOTHING
+
+
+def test_a_place_in_the_line_from_before_is_none_on_a_device_that_another_sweep_has_alone(sweep: Sweep) -> None:
+    mine, yours = sweep(ONE), sweep(Layout((Device("0"), Device("1")), 2))
+    yours.wait_for(waits(B), YOU)
+    assert mine.take(0, [A], ME, alone=True) == NOTHING
+    yours.wait_for(waits(Slot(0, 1), B), YOU)
+    assert yours.take(0, [Slot(0, 1)], YOU) == {Slot(0, 1)}
+
+
+def test_other_starts_of_a_sweep_do_not_cost_the_job_that_needs_a_device_alone_its_place(sweep: Sweep) -> None:
+    mine, yours, third = sweep(TWO), sweep(TWO), sweep(TWICE)
+    third.take(0, [Slot(0, 1)], ME)
+    assert mine.take(0, [A], ME, alone=True) == {A}
+    mine.wait_for(WHOLE, ME)
+    yours.wait_for(waits(A), YOU)
+    for num in range(3):
+        assert mine.take(num, [B], ME) == NOTHING
+        mine.wait_for(Waiting(frozenset({B}), alone=frozenset({0})), ME)
+        mine.release(num)
+    assert yours.take(0, [A], YOU) == {A}
+    third.release(0)
+    assert mine.take(9, [A], ME, alone=True) == NOTHING
+
+
+def test_a_place_for_a_device_alone_is_not_in_the_way_of_its_own_sweep(sweep: Sweep) -> None:
+    mine = sweep(TWO)
+    mine.wait_for(WHOLE, ME)
+    assert mine.take(0, [A, B], ME) == NOTHING
+    mine.release(0)
+    assert mine.take(0, [A], ME, alone=True) == NOTHING
+    assert mine.take(1, [B], ME) == NOTHING
+
+
+def test_two_that_each_need_a_device_alone_have_it_one_after_the_other_and_do_not_wake_each_other(sweep: Sweep) -> None:
+    mine, yours, third = sweep(TWICE), sweep(TWICE), sweep(Layout((Device("0"),), 3))
+    third.take(0, [Slot(0, 2)], ME)
+    both = [Slot(0, 0), Slot(0, 1)]
+    for each, holder in ((mine, ME), (yours, YOU)):
+        each.take(0, both, holder, alone=True)
+        each.wait_for(WHOLE, holder)
+    for _ in range(3):
+        rings(mine)
+        rings(yours)
+        assert mine.take(0, both, ME, alone=True)
+        assert yours.take(0, both, YOU, alone=True)
+        mine.wait_for(WHOLE, ME)
+        yours.wait_for(WHOLE, YOU)
+    assert not rings(mine)
+    assert not rings(yours)
+    third.release(0)
+    assert yours.take(0, both, YOU, alone=True)
+    assert mine.take(0, both, ME, alone=True) == NOTHING
+    assert yours.take(0, both, YOU, alone=True)
+    mine.release(0)
+    assert yours.take(0, both, YOU, alone=True) == NOTHING
+
+
+@pytest.mark.parametrize("alone_first", [True, False])
+def test_two_that_take_a_device_at_the_same_time_do_not_pass_each_other_by(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, alone_first: bool
+) -> None:
+    one, other = (sweep(ONE), sweep(TWICE)) if alone_first else (sweep(TWICE), sweep(ONE))
+    lock, second = Leases._lock, [Slot(0, 1)]
+
+    def meanwhile(self: Leases, names: Collection[str], holder: Holder) -> dict[str, str]:
+        monkeypatch.setattr(Leases, "_lock", lock)
+        assert other.take(0, second if alone_first else [A], YOU, alone=not alone_first) == NOTHING
+        return lock(self, names, holder)
+
+    monkeypatch.setattr(Leases, "_lock", meanwhile)
+    wanted = [A] if alone_first else second
+    assert one.take(0, wanted, ME, alone=alone_first) == {*wanted}
+    other.release(0)
+    assert one.take(0, wanted, ME, alone=alone_first) == NOTHING
+
+
+def test_a_job_that_has_a_device_alone_leaves_it_to_others_when_its_sweep_is_killed(sweep: Sweep, leases: Path) -> None:
+    yours = sweep(TWICE)
+    with process(lambda: Leases(open_files(str(leases), ONE), ONE).take(0, [A], ME, alone=True)) as pid:
+        assert yours.take(0, [Slot(0, 1)], YOU)
+        kill(pid)
+        assert yours.take(0, [Slot(0, 1)], YOU) == NOTHING
+    assert not list(leases.glob("wait.*"))
+
+
+def test_who_waits_for_the_memory_of_a_device_keeps_others_from_starting_anything_there(sweep: Sweep) -> None:
+    mine, yours = sweep(ONE), sweep(Layout((Device("0"), Device("1")), 2))
+    mine.wait_for(Waiting(drained=frozenset({0})), ME)
+    assert yours.take(0, [Slot(0, 1)], YOU) == {Slot(0, 1)}
+    assert yours.take(0, [B], YOU) == NOTHING
+    assert mine.take(0, [A], ME) == NOTHING
+    assert yours.take(1, [Slot(0, 1)], YOU) == NOTHING
+
+
+def test_which_devices_others_have_slots_of_can_be_told_and_ours_are_none_of_them(sweep: Sweep) -> None:
+    mine, yours = sweep(TWO), sweep(Layout((Device("1"), Device("0")), 2))
+    mine.take(0, [A], ME)
+    assert mine.of_others() == frozenset()
+    yours.take(0, [Slot(1, 1)], YOU)
+    assert mine.of_others() == {0}
+    yours.take(1, [Slot(0, 0)], YOU)
+    assert mine.of_others() == {0, 1}
+    assert yours.of_others() == {1}
+    yours.release(0)
+    assert mine.of_others() == {1}
 
 
 # --- the line ---
@@ -147,8 +297,8 @@ def test_who_waits_is_told_of_what_is_let_go_of_and_of_nothing_else(sweep: Sweep
     mine, yours, third = sweep(TWO), sweep(TWO), sweep(TWO)
     yours.take(0, [A], YOU)
     assert mine.take(0, [A], ME) == {A}
-    assert mine.wait_for([A], ME), "what was let go of before it waited rang for nobody"
-    assert not mine.wait_for([A], ME)
+    assert mine.wait_for(waits(A), ME), "what was let go of before it waited rang for nobody"
+    assert not mine.wait_for(waits(A), ME)
     assert third.take(0, [B], ME) == NOTHING
     assert not rings(mine)
     yours.release(0)
@@ -162,10 +312,10 @@ def test_who_came_first_goes_first_and_then_stands_behind_the_others(sweep: Swee
     third.take(0, [A], ME)
     for waiting in (first, second):
         assert waiting.take(0, [A], ME) == {A}
-        assert waiting.wait_for([A], ME)
+        assert waiting.wait_for(waits(A), ME)
     third.release(0)
     assert third.take(0, [A], ME) == {A}, "it has just had it"
-    third.wait_for([A], ME)
+    third.wait_for(waits(A), ME)
     order = []
     for _ in range(4):
         for name, each in {"second": second, "third": third, "first": first}.items():
@@ -173,14 +323,14 @@ def test_who_came_first_goes_first_and_then_stands_behind_the_others(sweep: Swee
                 order.append(name)
                 each.release(1)
                 each.take(1, [A], ME)
-                each.wait_for([A], ME)
+                each.wait_for(waits(A), ME)
                 break
     assert order == ["first", "second", "third", "first"]
 
 
 def test_a_ticket_keeps_others_from_the_slots_that_it_is_for_alone_and_says_whose_it_is(sweep: Sweep) -> None:
     mine, yours = sweep(TWO), sweep(TWO)
-    yours.wait_for([A], YOU)
+    yours.wait_for(waits(A), YOU)
     assert mine.take(0, [A, B], ME) == {A}
     assert mine.holders([A, B]) == "the sweep in /yours (process 22) has waited longer for"
     assert mine.take(0, [B], ME) == NOTHING
@@ -188,29 +338,29 @@ def test_a_ticket_keeps_others_from_the_slots_that_it_is_for_alone_and_says_whos
 
 def test_a_ticket_for_fewer_slots_than_before_lets_others_know(sweep: Sweep) -> None:
     mine, yours = sweep(TWO), sweep(TWO)
-    yours.wait_for([A, B], YOU)
+    yours.wait_for(waits(A, B), YOU)
     assert mine.take(0, [B], ME) == {B}
-    mine.wait_for([B], ME)
-    yours.wait_for([A], YOU)
+    mine.wait_for(waits(B), ME)
+    yours.wait_for(waits(A), YOU)
     assert rings(mine)
     assert mine.take(0, [B], ME) == NOTHING
 
 
 def test_who_waits_no_longer_lets_the_others_know(sweep: Sweep) -> None:
     mine, yours = sweep(), sweep()
-    yours.wait_for([A], YOU)
+    yours.wait_for(waits(A), YOU)
     assert mine.take(0, [A], ME) == {A}
-    mine.wait_for([A], ME)
-    assert not yours.wait_for([], YOU)
+    mine.wait_for(waits(A), ME)
+    assert not yours.wait_for(Waiting(), YOU)
     assert rings(mine)
     assert mine.take(0, [A], ME) == NOTHING
 
 
 def test_the_place_of_a_sweep_that_is_killed_is_given_up_and_its_ticket_taken_away(sweep: Sweep, leases: Path) -> None:
     mine = sweep()
-    with process(lambda: Leases(open_files(str(leases), ONE), ONE).wait_for([A], YOU)) as pid:
+    with process(lambda: Leases(open_files(str(leases), ONE), ONE).wait_for(waits(A), YOU)) as pid:
         assert mine.take(0, [A], ME) == {A}
-        mine.wait_for([A], ME)
+        mine.wait_for(waits(A), ME)
         kill(pid)
         assert rings(mine)
     assert mine.take(0, [A], ME) == NOTHING
@@ -222,7 +372,7 @@ def test_those_that_wait_do_not_wake_each_other_by_looking(sweep: Sweep) -> None
     third.take(0, [B], ME)
     for waiting in (mine, yours):
         waiting.take(0, [A, B], ME)
-        waiting.wait_for([A, B], ME)
+        waiting.wait_for(waits(A, B), ME)
     for _ in range(3):
         rings(mine)
         rings(yours)
@@ -237,9 +387,9 @@ def test_two_that_need_the_same_two_slots_both_get_them_one_after_the_other(swee
     third.take(0, [A], ME)
     third.take(1, [B], ME)
     assert mine.take(0, [A, B], ME)
-    mine.wait_for([A, B], ME)
+    mine.wait_for(waits(A, B), ME)
     assert yours.take(0, [B, A], ME)
-    yours.wait_for([A, B], ME)
+    yours.wait_for(waits(A, B), ME)
     third.release(0)
     assert mine.take(0, [A, B], ME) == {B}
     assert yours.take(0, [B, A], ME) == {A, B}
@@ -248,6 +398,53 @@ def test_two_that_need_the_same_two_slots_both_get_them_one_after_the_other(swee
     assert mine.take(0, [A, B], ME) == NOTHING
     mine.release(0)
     assert yours.take(0, [B, A], ME) == NOTHING
+
+
+def test_a_ticket_that_cannot_be_written_anew_stays_as_it_is(
+    sweep: Sweep, leases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, yours = sweep(TWO), sweep(TWO)
+    yours.wait_for(waits(A), YOU)
+
+    def full(_fd: int, _content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(_line, "overwrite", full)
+    yours.wait_for(waits(A, B), YOU)
+    assert mine.take(0, [A], ME) == {A}
+    assert mine.take(0, [B], ME) == NOTHING
+    assert len(list(leases.glob("wait.*"))) == 1
+    assert not list(leases.glob("new.*"))
+
+
+def test_a_ticket_that_is_written_anew_is_not_taken_for_that_of_a_dead_sweep(
+    sweep: Sweep, leases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, yours = sweep(TWO), sweep(TWO)
+    yours.wait_for(waits(A, B), YOU)
+    flock = fcntl.flock
+
+    def meanwhile(fd: int, how: int) -> None:  # right after we have opened the file, it becomes another one
+        monkeypatch.setattr(fcntl, "flock", flock)
+        yours.wait_for(waits(A), YOU)
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", meanwhile)
+    mine.take(0, [A], ME)
+    assert len(list(leases.glob("wait.*"))) == 1
+    assert mine.take(1, [A], ME) == {A} or mine.holders([A]) == ""
+
+
+def test_a_line_that_cannot_be_read_keeps_nobody_from_a_slot(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, yours = sweep(), sweep()
+    yours.wait_for(waits(A), YOU)
+
+    def out_of_descriptors(_path: int) -> list[str]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "listdir", out_of_descriptors)
+    assert mine.take(0, [A], ME) == NOTHING
+    assert mine.of_others() == frozenset()
 
 
 def test_a_ticket_that_is_just_being_written_is_for_any_slot(sweep: Sweep, leases: Path) -> None:
@@ -283,8 +480,8 @@ def test_without_a_ticket_a_sweep_waits_all_the_same(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(_line, "overwrite", full)
-    assert mine.wait_for([A], ME)
-    assert not mine.wait_for([A], ME)
+    assert mine.wait_for(waits(A), ME)
+    assert not mine.wait_for(waits(A), ME)
     assert [path.name for path in leases.iterdir() if path.name != "0.0"] == []
     yours.release(0)
     assert rings(mine)
@@ -359,8 +556,46 @@ def test_a_file_system_without_locks_is_told_of_and_then_everything_can_be_had(
     assert os.strerror(code) in said
     assert mine.take(0, [A], ME) == NOTHING
     assert mine.fault is not None
-    assert not mine.wait_for([A], ME)
+    assert not mine.wait_for(waits(A), ME)
     mine.release(0)
+
+
+@pytest.mark.parametrize("what", ["directory", "directory, and another one came", "file", "file, and another one came"])
+def test_leases_whose_files_were_removed_are_told_of_once_and_then_everything_can_be_had(
+    sweep: Sweep, leases: Path, what: str
+) -> None:
+    mine = sweep()
+    mine.wait_for(waits(A), ME)
+    removed, _, new = what.partition(", ")
+    for path in [*leases.iterdir()]:
+        path.unlink()
+    if removed == "directory":
+        leases.rmdir()
+    if new:
+        other = Leases(open_files(str(leases), ONE), ONE)
+        other.take(0, [A], YOU)
+    assert mine.fault is None
+    assert mine.take(0, [A], ME) == NOTHING
+    assert mine.fault is not None
+    assert mine.fault == (
+        "slots are not leased any more, and other sweeps may use the same ones, for they were leased in "
+        f"{leases}, and {'it was' if removed == 'directory' else 'files in it were'} removed or replaced"
+    )
+    assert not mine.wait_for(waits(A), ME)
+    assert mine.bell is None
+    if new:
+        for fd in other.descriptors():
+            os.close(fd)
+
+
+def test_a_gpu_that_goes_by_its_number_has_one_name_however_that_is_written() -> None:
+    assert [Device(entry).key for entry in ("0", "00", "007", "GPU-0a", "MIG-1/2")] == [
+        "0",
+        "0",
+        "7",
+        "GPU-0a",
+        "MIG-1/2",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -391,7 +626,7 @@ def test_who_has_what_can_be_read_from_the_directory_and_the_dead_have_nothing(s
     mine.take(1, [Slot(0, 0)], ME)
     mine.release(1)
     with process(lambda: Leases(open_files(str(leases), ONE), ONE).take(0, [A], YOU)) as pid:
-        mine.wait_for([Slot(0, 0)], ME)
+        mine.wait_for(waits(Slot(0, 0)), ME)
         assert _leases.holders(str(leases)) == {"0.0": YOU, f"{_leases.file_name(mig.key)}.1": ME}
         kill(pid)
     assert _leases.holders(str(leases)) == {f"{_leases.file_name(mig.key)}.1": ME}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
-from hydra_plugins.hydra_gpu_pool_launcher._events import Ending, Freed, Measured, Start, Stop
+from hydra_plugins.hydra_gpu_pool_launcher._events import Ending, Freed, Measured, Start, Stop, Waiting
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._gauge import LOOK_S
 from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Exit, Job, Layout, Policy, Report, Slot, Status
@@ -113,7 +113,8 @@ class Script:
         if self.others:
             self.calls.append(f"release {num}")
 
-    def wait_for(self, slots: frozenset[Slot]) -> bool:
+    def wait_for(self, waiting: Waiting) -> bool:
+        slots = waiting.slots
         new = bool(slots and not self.in_line)
         if slots != self.in_line:
             self.calls.append(f"wait for {sorted((slot.device, slot.number) for slot in slots)}")
@@ -656,9 +657,9 @@ def test_a_job_whose_slot_is_anothers_waits_in_line_and_starts_when_that_is_free
 
 def test_what_is_let_go_of_before_the_job_was_in_line_is_found_without_being_told_of() -> None:
     class Late(Script):
-        def wait_for(self, slots: frozenset[Slot]) -> bool:
+        def wait_for(self, waiting: Waiting) -> bool:
             self.others = dict.fromkeys(self.others, (0, 0))
-            return super().wait_for(slots)
+            return super().wait_for(waiting)
 
     world = play(Late([(0, request(0)), (9, Died(0, WELL)), (9, Close())], others={NEIGHBOUR: (0, 99)}))
     assert world.line("start", 0)["at"] == 0

@@ -73,6 +73,7 @@ ORDER = (
     "_family",
     "_leases",
     "_line",
+    "_lease_files",
     "_process",
     "_pidfd",
     "_inotify",

@@ -43,6 +43,7 @@ from hydra_plugins.hydra_gpu_pool_launcher._events import (
     Stop,
     Submitted,
     Taken,
+    Waiting,
 )
 from hydra_plugins.hydra_gpu_pool_launcher._model import (
     Cause,
@@ -547,7 +548,7 @@ def test_a_job_is_tried_again_where_it_failed_in_one_of_the_ways_to_retry_on_and
     retry, start = commands(end, 1)
     assert isinstance(retry, Retry)
     assert (retry.attempt, retry.outcome.status) == (1, Status.FAILED)
-    assert start == Start(Job(0, ("x=0",)), 2, (Slot(0, 0),))
+    assert start == Start(Job(0, ("x=0",)), 2, (Slot(0, 0),), alone=way == "oom")
     other = retrying(retry_on=ALL_WAYS - {way}).handle
     other(submitted(0), 0)
     assert ended(other(end, 1)).keys() == {0}
@@ -1341,7 +1342,54 @@ def test_a_job_that_needs_whole_devices_waits_for_all_of_their_slots_and_takes_t
     assert placed(pool.handle(gone(0, FULL), 1)) == {0: [(0, 0), (0, 1)]}
     assert placed(pool.handle(taken(0, (0, 1)), 1)) == {0: [(1, 0), (1, 1)]}
     assert placed(pool.handle(taken(0, (1, 1)), 1)) == {}
-    assert waits(pool, 1) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert pool.waiting(1) == Waiting(alone=frozenset({0}))
+    assert placed(pool.handle(Freed(), 2)) == {0: [(0, 0), (0, 1)]}
+    assert not pool.waiting(2)
+
+
+def retries_alone(**policy: Any) -> Schedule:
+    """A pool of two devices with two slots each, in which job 0 waits for device 0 as a whole, and 2 to 4 run."""
+    policy = {"max_retries": 1, "retry_on": frozenset({"oom"}), **policy}
+    pool = Schedule(layout(devices=2, slots=2), Policy(GRACE_S, **policy))
+    assert placed(pool.handle(submitted(0, 1, 2, 3, 4, 5), 0)).keys() == {0, 1, 2, 3}
+    assert placed(pool.handle(gone(1), 1)) == {4: [(1, 0)]}
+    assert placed(pool.handle(gone(0, FULL), 1)) == {}
+    assert pool.waiting(1) == Waiting(alone=frozenset({0}))
+    return pool
+
+
+def test_a_job_that_needs_whole_devices_waits_in_line_for_them_although_only_ours_are_there_and_others_start() -> None:
+    pool = retries_alone()
+    assert placed(pool.handle(gone(3), 2)) == {5: [(1, 1)]}
+    assert pool.waiting(2) == Waiting(alone=frozenset({0}))
+    assert pool.deadline is None, "nothing of others is waited for"
+    assert placed(pool.handle(gone(2), 3)) == {0: [(0, 0), (0, 1)]}
+
+
+def test_what_others_have_of_the_devices_that_a_job_needs_as_a_whole_is_waited_for_by_no_other_job() -> None:
+    pool = retries_alone()
+    pool.handle(gone(3), 2)
+    pool.handle(taken(5, (1, 1)), 2)
+    assert pool.waiting(2) == Waiting(frozenset({Slot(1, 1)}), alone=frozenset({0}))
+    assert placed(pool.handle(gone(2), 3)) == {0: [(0, 0), (0, 1)]}
+    pool.handle(taken(0, (0, 1)), 3)
+    waiting = pool.waiting(3)
+    assert (*waiting.slots, *waiting.alone) == (Slot(1, 1), 0)
+    assert waiting.told == {Slot(0, 1), Slot(1, 1)}
+
+
+def test_stagger_costs_a_job_that_needs_whole_devices_no_place_in_the_line() -> None:
+    policy = Policy(GRACE_S, stagger_s=60, max_retries=1, retry_on=frozenset({"oom"}))
+    pool = Schedule(layout(slots=2), policy)
+    pool.handle(submitted(0, 1), 0)
+    assert pool.handle(gone(0, FULL), 1)
+    assert pool.waiting(1) == Waiting(alone=frozenset({0}))
+
+
+def test_a_job_that_needs_whole_devices_and_is_cancelled_waits_for_them_no_longer() -> None:
+    pool = retries_alone()
+    pool.handle(Cancel(0, "by hand"), 2)
+    assert not pool.waiting(2)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from running import App, starting
+from standin import Cards
 from support import LIMIT_S
 
 from hydra_plugins.hydra_gpu_pool_launcher import GpuPool, _descriptors, _leases
@@ -58,6 +59,19 @@ def rests(x):
     sit()
     report()
     rest()
+
+def needs_the_gpu(x):  # and finds no memory on it, at first
+    if not os.path.exists(f"{{SEATS}}/{{NAME}}.tried"):
+        open(f"{{SEATS}}/{{NAME}}.tried", "x").close()
+        raise RuntimeError("CUDA out of memory")
+    for _ in range(PER_GPU):
+        sit()
+    time.sleep(0.02)
+
+def fills(x):  # the memory of GPU 0
+    with open(os.environ["STANDIN_CARDS"], "a") as file:
+        file.write(f"process on=GPU-aa pid={{os.getpid()}} used=70e9\\n")
+    gated(x)
 
 def leaves_a_daemon(x):  # which sits there, too
     sit()
@@ -199,6 +213,36 @@ def test_a_job_that_needs_two_gpus_gets_them_while_others_that_need_one_go_on(sw
     gates[1]()
     assert_ends_well(one, two)
     assert sweeps.order()[2] == "two 0"
+
+
+def test_a_job_that_ran_out_of_memory_has_the_gpu_alone_soon_although_others_with_more_slots_go_on(
+    sweeps: Sweeps,
+) -> None:
+    others = [sweeps.start(name, "work", 60, seats=3, per_gpu=3) for name in ("one", "two")]
+    wait_until(lambda: len(sweeps.order()) > 3, sweeps.directory / "seats")
+    big = sweeps.start("big", "needs_the_gpu", 1, seats=3, max_retries=1)
+    assert_ends_well(big, *others)
+    tried_again = [place for place, name in enumerate(sweeps.order()) if name == "big 0"]
+    assert len(tried_again) == 3
+    assert max(tried_again) < 100, "it waited for the others' ends"
+
+
+def test_a_sweep_whose_memory_anothers_jobs_hold_has_its_turn_before_all_of_them_are_over(
+    sweeps: Sweeps, leases: Path, cards: Cards
+) -> None:
+    cards.are("gpu uuid=GPU-aa total=80e9 name=A")
+    gates = [sweeps.gate("fills", x) for x in range(2)]
+    for x in range(2, 6):
+        (sweeps.directory / f"seats/fills.{x}").touch()
+    fills = sweeps.start("fills", "fills", 6, seats=3, per_gpu=2)
+    wait_until(lambda: len(sweeps.order()) == 2, sweeps.directory / "seats")
+    needs = sweeps.start("needs", "work", 1, seats=3, min_free_gpu_mem_gb=20)
+    wait_in_line(leases, 1)
+    gates[0]()
+    wait_in_line(leases, 2)  # the other one's next job has room, but for whom that is kept
+    gates[1]()
+    assert_ends_well(fills, needs)
+    assert sweeps.order()[2] == "needs 0"
 
 
 @pytest.mark.parametrize(

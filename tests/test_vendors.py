@@ -14,7 +14,7 @@ from support import outcomes
 from hydra_plugins.hydra_gpu_pool_launcher import _cards, _cli, _devices, _gpus, _leases, _machine, _sysfs
 from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
-from hydra_plugins.hydra_gpu_pool_launcher._line import Holder
+from hydra_plugins.hydra_gpu_pool_launcher._lease_files import Holder
 from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Layout
 from hydra_plugins.hydra_gpu_pool_launcher._settings import checked
 from hydra_plugins.hydra_gpu_pool_launcher._vendors import inherited, within_rocr

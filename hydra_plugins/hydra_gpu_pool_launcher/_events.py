@@ -112,11 +112,12 @@ class Measured:
     """The answer to Look: the devices' free memory, in bytes, by their positions in ``Layout.devices``.
 
     A device without an entry, or with None: nobody can say. ``used``: what the processes of a job hold of a device, by
-    the job's number and the device, as far as that is known.
+    the job's number and the device, as far as that is known. ``of_others``: devices of which other sweeps have a slot.
     """
 
     free: Mapping[int, int | None]
     used: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    of_others: frozenset[int] = frozenset()
 
 
 Event = (
@@ -142,11 +143,15 @@ Event = (
 
 @dataclass(frozen=True)
 class Start:
-    """Fork try number ``attempt`` (from 1) of the job onto these slots: one of each of its devices, or all of them."""
+    """Fork try number ``attempt`` (from 1) of the job onto these slots: one of each of its devices.
+
+    ``alone``: onto all of them, and no other sweep has one of these devices meanwhile.
+    """
 
     job: Job
     attempt: int
     slots: tuple[Slot, ...]
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,6 +208,26 @@ class Scarce:
 
     device: int
     free: int | None
+
+
+# --- and what it waits for ---
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What jobs wait for that other sweeps have, or may take meanwhile. Devices go by their positions in the layout.
+
+    ``slots``: those that the next job would take. ``drained``: devices whose memory it waits for, which others' jobs
+    hold. ``alone``: those that a job is to have as a whole. ``told``: slots that a person is told of.
+    """
+
+    slots: frozenset[Slot] = frozenset()
+    drained: frozenset[int] = frozenset()
+    alone: frozenset[int] = frozenset()
+    told: frozenset[Slot] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.slots or self.drained or self.alone)
 
 
 Command = Start | Interrupt | Kill | Abandon | End | Retry | Look | Scarce

@@ -64,6 +64,12 @@ class Gauge:
     _asked: float | None = None  # when the look that is under way was asked for
     _measured: Measured | None = None  # in this step
     _told: set[int] = field(default_factory=set)  # of scarcity, since the last time that there was none
+    _behind: dict[int, bool] = field(default_factory=dict)  # True: the others are gone, and their memory comes back
+
+    @property
+    def behind(self) -> frozenset[int]:
+        """The devices whose memory jobs of other sweeps hold, or held until now, and none of ours."""
+        return frozenset(self._behind)
 
     @property
     def looking(self) -> bool:
@@ -79,6 +85,8 @@ class Gauge:
         before = {device: there for device in alone if (there := free.get(device)) is not None}
         self._jobs[num] = _Job(frozenset(devices), now, before)
         self._told -= {*devices}
+        for device in devices:
+            self._behind.pop(device, None)
 
     def ended(self, num: int, now: float) -> None:
         """The job is gone, and its memory comes back."""
@@ -109,6 +117,22 @@ class Gauge:
                     self._returns[device] = _Return(coming.since, coming.before, free, asked)
                 else:
                     del self._returns[device]
+        for device in measured.free:
+            self._see_whose(device, device in measured.of_others, now if asked is None else asked, now)
+
+    def _see_whose(self, device: int, of_others: bool, asked: float, now: float) -> None:
+        """Others that go on, job by job, would hold the memory for ever if nobody knew that we wait for it."""
+        if self._shared(device) or not self._lacks(device, now):
+            self._behind.pop(device, None)
+        elif of_others:
+            self._behind[device] = False
+        elif device in self._behind and device not in self._returns:
+            if self._behind[device] or not self.settle_s:
+                del self._behind[device]  # whoever holds it is no sweep
+            else:
+                self._behind[device] = True
+                assert self._measured is not None
+                self._returns[device] = _Return(now, None, self._measured.free[device], asked)
 
     def forget(self) -> None:
         """What was measured is not known any more: another process may have taken it."""

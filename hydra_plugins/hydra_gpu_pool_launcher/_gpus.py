@@ -9,7 +9,7 @@ from typing import Any
 
 from . import _devices, _ids, _leases
 from ._cards import Gpu, Instance
-from ._line import Holder
+from ._lease_files import Holder
 from ._machine import cores, look
 from ._model import Device, Vendor
 from ._settings import checked

@@ -17,7 +17,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ._errors import ConfigurationError
-from ._line import OF_A_LINE, Holder, Line, content_of, overwrite, ring, told
+from ._events import Waiting
+from ._lease_files import Holder, content_of, overwrite, ring, same_file, told, whole
+from ._line import OF_A_LINE, Line, Wait
 from ._model import Layout, Slot
 
 VARIABLE = "GPU_POOL_LEASES"
@@ -73,6 +75,7 @@ def file_name(key: str) -> str:
 class Opened:
     """The files of a sweep's slots, open and not locked: descriptors of the directory and, by name, of the files."""
 
+    path: str
     directory: int
     files: Mapping[str, int]
 
@@ -88,11 +91,11 @@ def open_files(directory: str, layout: Layout) -> Opened:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     names = [_name(layout, slot) for slot in layout.slots]
-    return Opened(fd, {name: os.open(name, flags, 0o600, dir_fd=fd) for name in names})
+    return Opened(directory, fd, {name: os.open(name, flags, 0o600, dir_fd=fd) for name in names})
 
 
 class Leases:
-    """The leases of one supervisor, and its place in the line. Nothing here blocks.
+    """The leases of one supervisor, and its places in the line. Nothing here blocks.
 
     ``fault``: a sentence, where locking has failed: everything can be had from then on, whoever else has it.
     """
@@ -117,28 +120,45 @@ class Leases:
         """All that a job must close: what is locked stays locked as long as any process has it."""
         return self._opened.descriptors() | self._line.descriptors()
 
-    def take(self, key: int, slots: Collection[Slot], holder: Holder) -> frozenset[Slot]:
+    def take(self, key: int, slots: Collection[Slot], holder: Holder, *, alone: bool = False) -> frozenset[Slot]:
         """Lease all of these slots, for ``key``; or none, and those that are others', or for which others wait longer.
 
+        ``alone``: their devices as a whole: no other sweep has a slot there, and none gets one before ``release``.
         Whoever takes something has waited: the next time, others will have been there before.
         """
+        names = {_name(self._layout, slot): slot for slot in slots}
+        self._look_for_the_files(names)
         if self.fault is not None:
             return frozenset()
-        by_name = {_name(self._layout, slot): slot for slot in slots}
-        refused = {name: f"{holder} has waited longer for" for name, holder in self._line.before(by_name).items()}
-        if not refused:
-            refused = self._lock(by_name)
+        refused = self._claim(key, [*names], holder, {whole(_device(name)) for name in names if alone})
+        refused = {name: why for name in names if (why := refused.get(name) or refused.get(whole(_device(name))))}
         self._refused.update(refused)
-        if refused:
-            return frozenset(by_name[name] for name in refused)
-        self._held[key] = [*by_name]
-        for name in by_name if self.fault is None else ():
-            with contextlib.suppress(OSError):
-                overwrite(self._opened.files[name], holder.content())
-        self._line.leave()
-        return frozenset()
+        return frozenset(names[name] for name in refused)
 
-    def _lock(self, names: Iterable[str]) -> dict[str, str]:
+    def _claim(self, key: int, names: list[str], holder: Holder, devices: Collection[str]) -> dict[str, str]:
+        """Lease them, and the devices as a whole; or what cannot be had, and why.
+
+        Two sweeps must not pass each other by: (1) each looks what others have, and wait for; (2) says so in the files,
+        by a lock, and by a ticket for a device as a whole; and (3) looks again. So the later one sees the other.
+        """
+        wait = Wait.ALONE if devices else Wait.NEXT
+        wanted = devices or names
+        refused = self._line.before(wanted, wait) or self._beside(devices) or self._lock(names, holder)
+        if refused:
+            return refused
+        self._held[key] = names
+        if devices:
+            self._line.stand_also(wait, devices, holder)
+        refused = self._line.before(wanted, wait) or self._beside(devices)
+        if refused:
+            self._unlock(self._held.pop(key))
+        elif devices:
+            self._line.keep(key, devices, holder)
+        else:
+            self._line.leave(wait)
+        return refused
+
+    def _lock(self, names: Collection[str], holder: Holder) -> dict[str, str]:
         locked: list[str] = []
         # What was refused the last time comes first: it will be refused again, mostly, and what was locked before it
         # would have to be let go of, which wakes everybody, us included.
@@ -149,15 +169,27 @@ class Leases:
                 self._unlock(locked)
                 return {name: f"is held by {told(content_of(self._opened.files[name]))}"}
             except OSError as error:
-                self.fault = f"slots are not leased any more, and other sweeps may use the same ones: {error.strerror}"
-                break
+                self.fault = f"{_NOT_ANY_MORE}: {error.strerror}"
+                return {}
             locked.append(name)
             self._refused.pop(name, None)
+        for name in names:
+            with contextlib.suppress(OSError):
+                overwrite(self._opened.files[name], holder.content())
         return {}
+
+    def _look_for_the_files(self, names: Iterable[str]) -> None:
+        """Whoever comes after they were removed makes new ones, which lock nothing that we have."""
+        opened = self._opened
+        there = same_file(opened.directory, self._opened.path)
+        if self.fault is None and not (there and all(same_file(opened.files[n], n, opened.directory) for n in names)):
+            what = "files in it were" if there else "it was"
+            self.fault = f"{_NOT_ANY_MORE}, for they were leased in {self._opened.path}, and {what} removed or replaced"
 
     def release(self, key: int) -> None:
         """Let go of what was leased for ``key``, if anything, and tell all that wait."""
         self._unlock(self._held.pop(key, []))
+        self._line.give_back(key)
 
     def _unlock(self, names: Collection[str]) -> None:
         for name in names:
@@ -167,16 +199,43 @@ class Leases:
         for name in [*names][:1]:
             ring(self._opened.directory, name)
 
-    def wait_for(self, slots: Collection[Slot], holder: Holder) -> bool:
-        """Be in the line for these slots; for none: leave it. True: see ``Line.stand``."""
-        if slots and self.fault is None:
-            return self._line.stand([_name(self._layout, slot) for slot in slots], holder)
-        self._line.leave()
-        return False
+    def wait_for(self, waiting: Waiting, holder: Holder) -> bool:
+        """Be in the line for this, and for nothing else. True: see ``Line.stand``."""
+        if self.fault is not None:
+            waiting = Waiting()
+        names = {_name(self._layout, slot) for slot in waiting.slots}
+        names |= {whole(self._key(device)) for device in waiting.drained}
+        return self._line.stand(
+            {Wait.NEXT: names, Wait.ALONE: {whole(self._key(device)) for device in waiting.alone}}, holder
+        )
 
     def holders(self, slots: Collection[Slot]) -> str:
         """Who had those of them that could not be had, for a person: "is held by …", or "… has waited longer for"."""
         return " and ".join(dict.fromkeys(filter(None, (self._refused.get(_name(self._layout, s)) for s in slots))))
+
+    def of_others(self) -> frozenset[int]:
+        """The devices, by their positions in the layout, of which other sweeps have a slot now."""
+        devices = {whole(self._key(device)): device for device in range(len(self._layout.devices))}
+        return frozenset(devices[name] for name in self._beside(devices))
+
+    def _beside(self, wholes: Collection[str]) -> dict[str, str]:
+        """Those of the devices of which other sweeps have a slot now, and who."""
+        ours = {name for names in self._held.values() for name in names}
+        found: dict[str, str] = {}
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(self._opened.directory)) if wholes else ():
+                device = whole(_device(name))
+                if device in wholes and name not in ours and device not in found and _is_a_slot(name):
+                    content = _content_of_lease(self._opened.directory, name)
+                    if content:
+                        found[device] = f"is held by {told(content)}"
+        return found
+
+    def _key(self, device: int) -> str:
+        return file_name(self._layout.devices[device].key)
+
+
+_NOT_ANY_MORE = "slots are not leased any more, and other sweeps may use the same ones"
 
 
 def holders(directory: str) -> dict[str, Holder]:
@@ -191,7 +250,7 @@ def holders(directory: str) -> dict[str, Holder]:
     try:
         found = {}
         for name in sorted(os.listdir(fd)):
-            if name.rpartition(".")[2].isdigit() and not name.startswith(OF_A_LINE):
+            if _is_a_slot(name):
                 content = _content_of_lease(fd, name)
                 if content:
                     found[name] = told(content)
@@ -201,15 +260,29 @@ def holders(directory: str) -> dict[str, Holder]:
 
 
 def _content_of_lease(directory: int, name: str) -> bytes | None:
-    with contextlib.suppress(FileNotFoundError), _opened(directory, name, os.O_RDWR) as fd:
+    """What it says, if somebody has it. Where who had it was killed, it says nothing from then on."""
+    with contextlib.suppress(FileNotFoundError), _opened(directory, name, os.O_RDONLY) as fd:
         content = content_of(fd)
-        if content:  # what nobody has says nothing, unless who had it was killed
-            try:
-                # Whoever wants it in this very moment is told by the closing of our descriptor that it is free again.
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return content
+        if not content:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return content
+        # Whoever wants it in this very moment is told that it is free: by the closing of this one, after our lock.
+        with _opened(directory, name, os.O_RDWR) as written:
+            os.ftruncate(written, 0)
+            fcntl.flock(fd, fcntl.LOCK_UN)
     return None
+
+
+def _device(name: str) -> str:
+    """Of a slot, by the name of its file: what the names of all files of that device begin with."""
+    return name.rpartition(".")[0]
+
+
+def _is_a_slot(name: str) -> bool:
+    return name.rpartition(".")[2].isdigit() and not name.startswith(OF_A_LINE)
 
 
 def _name(layout: Layout, slot: Slot) -> str:

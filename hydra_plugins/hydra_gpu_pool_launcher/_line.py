@@ -10,14 +10,15 @@ wake each other for ever.
 from __future__ import annotations
 
 import contextlib
+import enum
 import fcntl
-import json
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ._inotify import LET_GO, Changes
+from ._lease_files import Holder, content_of, has, meet, overwrite, remove, ring, same_file, slots_of, told
 
 _TICKET, _UNFINISHED = "wait.", "new."
 
@@ -28,34 +29,34 @@ _UNFINISHED_NS = 60 * 10**9
 """Nanoseconds after which a ticket that is still being written is one whose process was killed meanwhile."""
 
 
+class Wait(enum.Enum):
+    """What a sweep stands in the line for. Each has a ticket of its own: one turn does not cost the other's age."""
+
+    NEXT = "the next job"
+    ALONE = "a job that takes whole devices"
+
+
 @dataclass(frozen=True)
-class Holder:
-    """A sweep, as another one may name it: its main process, and its directory. None: not known."""
+class _Ticket:
+    """``name``: that of its file, without what it begins with. ``fd``: has it open and locked. ``content``: what it
+    says.
+    """
 
-    pid: int | None = None
-    sweep_dir: str | None = None
-
-    def __str__(self) -> str:
-        if self.pid is None or self.sweep_dir is None:
-            return "another sweep"
-        return f"the sweep in {self.sweep_dir} (process {self.pid})"
-
-    def content(self, **more: object) -> bytes:
-        """Of a file, for ``told``."""
-        return json.dumps({"pid": self.pid, "dir": self.sweep_dir, **more}).encode()
+    name: str
+    fd: int
+    content: bytes
 
 
 @dataclass
 class Line:
-    """One sweep's place in the line, or none. ``directory``: a descriptor. Nothing here blocks or raises OSError.
+    """One sweep's places in the line. ``directory``: a descriptor. Nothing here blocks or raises OSError.
 
     Where a ticket cannot be written (a full disk, say), its owner waits without one, and may be overtaken.
     """
 
     directory: int
-    _slots: tuple[str, ...] = ()
-    _name: str | None = None
-    _fd: int | None = None
+    _tickets: dict[Wait, _Ticket] = field(default_factory=dict)
+    _kept: dict[int, _Ticket] = field(default_factory=dict)
     _bell: Changes | None = field(default=None, repr=False)
 
     @property
@@ -65,82 +66,122 @@ class Line:
 
     def descriptors(self) -> set[int]:
         """Those that a job must close: a ticket is locked as long as any process has it."""
-        return {fd for fd in (self.bell, self._fd) if fd is not None}
+        bell = set() if self.bell is None else {self.bell}
+        return bell.union(ticket.fd for ticket in self._ours())
 
-    def stand(self, slots: Collection[str], holder: Holder) -> bool:
-        """Wait for these slots, with the ticket that there is or a new one.
+    def _ours(self) -> list[_Ticket]:
+        return [*self._tickets.values(), *self._kept.values()]
+
+    def stand(self, wanted: Mapping[Wait, Collection[str]], holder: Holder) -> bool:
+        """Wait for these slots, with the tickets that there are or new ones; for nothing else, any more.
 
         True where this process has not waited so far: what was let go of right before rang for nobody, so look again.
         """
-        new = self._bell is None
-        if self._bell is None:
+        for wait in Wait:
+            if wanted.get(wait):
+                self._write(wait, holder.content(slots=sorted(wanted[wait])))
+            else:
+                self._tear(self._tickets.pop(wait, None))
+        new = bool(any(wanted.values()) and self._bell is None)
+        if new:
             self._bell = Changes(LET_GO)
             self._bell.watch(f"/proc/self/fd/{self.directory}")
-        wanted = tuple(sorted(slots))
-        if self._fd is None or wanted != self._slots:
-            with contextlib.suppress(OSError):
-                self._write(wanted, holder)
+        elif not any(wanted.values()):
+            self._stop_listening()
         return new
 
-    def _write(self, slots: tuple[str, ...], holder: Holder) -> None:
-        content = holder.content(slots=slots)
-        if self._fd is not None:
-            overwrite(self._fd, content)
-            self._slots = slots
-            ring(self.directory, f"{_TICKET}{self._name}")  # it may be for fewer than before
-            return
-        # Locked before it has its name: whoever finds a ticket that is not locked takes it away.
-        name = f"{time.monotonic_ns():020}.{os.getpid()}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(f"{_UNFINISHED}{name}", flags, 0o600, dir_fd=self.directory)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            overwrite(fd, content)
-            os.rename(f"{_UNFINISHED}{name}", f"{_TICKET}{name}", src_dir_fd=self.directory, dst_dir_fd=self.directory)
-        except BaseException:
-            _remove(self.directory, f"{_UNFINISHED}{name}")
-            os.close(fd)
-            raise
-        self._name, self._fd, self._slots = name, fd, slots
+    def stand_also(self, wait: Wait, slots: Collection[str], holder: Holder) -> None:
+        """The same for this alone, whatever else is waited for."""
+        self._write(wait, holder.content(slots=sorted(slots)))
 
-    def leave(self) -> None:
-        """Wait no longer; the next time, others will have been there before."""
+    def leave(self, wait: Wait) -> None:
+        """Wait for this no longer; the next time, others will have been there before."""
+        self._tear(self._tickets.pop(wait, None))
+        if not self._tickets:
+            self._stop_listening()
+
+    def _stop_listening(self) -> None:
         if self._bell is not None:
             self._bell.close()
             self._bell = None
-        if self._fd is not None:
-            _remove(self.directory, f"{_TICKET}{self._name}")
-            os.close(self._fd)
-            self._name = self._fd = None
+
+    def keep(self, key: int, slots: Collection[str], holder: Holder) -> None:
+        """What was waited for with ``Wait.ALONE`` is ours, until ``give_back``: nobody else begins to use it."""
+        self._write(Wait.ALONE, holder.content(slots=sorted(slots), has=True))
+        if Wait.ALONE in self._tickets:
+            self._kept[key] = self._tickets.pop(Wait.ALONE)
+        self.leave(Wait.ALONE)
+
+    def give_back(self, key: int) -> None:
+        """What was kept with this key, if anything, is the others'."""
+        self._tear(self._kept.pop(key, None))
+
+    def _tear(self, ticket: _Ticket | None) -> None:
+        if ticket is not None:
+            remove(self.directory, f"{_TICKET}{ticket.name}")
+            os.close(ticket.fd)
+
+    def _write(self, wait: Wait, content: bytes) -> None:
+        """A ticket that says something else keeps its age; where it cannot be written, it stays as it is."""
+        before = self._tickets.get(wait)
+        if before is not None and before.content == content:
+            return
+        now = f"{time.monotonic_ns():020}.{os.getpid()}"
+        name = now if before is None else before.name
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(OSError):
+            fd = os.open(f"{_UNFINISHED}{now}", flags, 0o600, dir_fd=self.directory)
+            try:
+                # Locked before it has its name: whoever finds a ticket that is not locked takes it away.
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                overwrite(fd, content)
+                os.rename(
+                    f"{_UNFINISHED}{now}", f"{_TICKET}{name}", src_dir_fd=self.directory, dst_dir_fd=self.directory
+                )
+            except BaseException:
+                remove(self.directory, f"{_UNFINISHED}{now}")
+                os.close(fd)
+                raise
+            self._tickets[wait] = _Ticket(name, fd, content)
+            if before is not None:
+                os.close(before.fd)
+                ring(self.directory, f"{_TICKET}{name}")  # it may be for fewer than before
 
     def heard(self) -> None:
         """Forget what has rung so far."""
         if self._bell is not None:
             self._bell.wait(0)
 
-    def before(self, slots: Collection[str]) -> dict[str, Holder]:
-        """Those of the slots for which somebody else has waited longer, and who."""
-        found: dict[str, Holder] = {}
-        for holder, wanted in self._older():
+    def before(self, slots: Collection[str], wait: Wait) -> dict[str, str]:
+        """Those of the slots for which somebody else has waited longer, and who, for a person."""
+        found: dict[str, str] = {}
+        for content in self._older(wait):
+            wanted = slots_of(content)
+            why = f"is held by {told(content)}" if has(content) else f"{told(content)} has waited longer for"
             for slot in slots:
-                if wanted is None or slot in wanted:
-                    found.setdefault(slot, holder)
+                if wanted is None or meet(slot, wanted):
+                    found.setdefault(slot, why)
         return found
 
-    def _older(self) -> Iterator[tuple[Holder, Collection[str] | None]]:
-        """The live tickets before our own, or all, oldest first; the dead ones are taken away."""
-        for name in sorted(os.listdir(self.directory)):
+    def _older(self, wait: Wait) -> Iterator[bytes]:
+        """What others' live tickets say, those before our own, and those of what they have; the dead are taken away."""
+        ours, mine = {ticket.name for ticket in self._ours()}, self._tickets.get(wait)
+        for name in self._names():
             kind, _, rest = name.partition(".")
             if f"{kind}." == _UNFINISHED:
                 # Above: of before the machine's last start. Compared as names are: nothing here is to fail for a file.
                 if not f"{time.monotonic_ns() - _UNFINISHED_NS:020}" <= rest <= f"{time.monotonic_ns():020}.":
-                    _remove(self.directory, name)
+                    remove(self.directory, name)
             elif f"{kind}." == _TICKET:
-                if self._name is not None and rest >= self._name:
-                    break
-                content = self._content_if_alive(name)
-                if content is not None:
-                    yield told(content), _slots_of(content)
+                content = None if rest in ours else self._content_if_alive(name)
+                if content is not None and (mine is None or rest < mine.name or has(content)):
+                    yield content
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.directory))
+        except OSError:  # no descriptor is left: whoever goes past others does so for want of one, and will not start
+            return []
 
     def _content_if_alive(self, name: str) -> bytes | None:
         # Read-only: closing it must not ring.
@@ -156,46 +197,8 @@ class Line:
         except OSError:
             return None
         else:
-            _remove(self.directory, name)
+            if same_file(fd, name, self.directory):  # else it was written anew, meanwhile
+                remove(self.directory, name)
             return None
         finally:
             os.close(fd)
-
-
-def ring(directory: int, name: str) -> None:
-    """Tell all that wait that something was let go of, by a file of this name that is there."""
-    with contextlib.suppress(OSError):  # no descriptor is left, say: they look again by themselves, now and then
-        os.close(os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory))
-
-
-def overwrite(fd: int, content: bytes) -> None:
-    """The file's new content. Whoever reads meanwhile may see half of it. Raises OSError."""
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, content, 0)
-
-
-def content_of(fd: int) -> bytes:
-    """What a lease or a ticket says. Raises OSError."""
-    return os.pread(fd, 1 << 20, 0)
-
-
-def told(content: bytes) -> Holder:
-    """Whose lease or ticket it is, as far as it says so."""
-    try:
-        said = json.loads(content)
-        return Holder(int(said["pid"]), str(said["dir"]))
-    except (ValueError, KeyError, TypeError):  # it is just being written
-        return Holder()
-
-
-def _slots_of(content: bytes) -> Collection[str] | None:
-    """None: it is just being written, and may be for any; it rings when it is."""
-    try:
-        return frozenset(map(str, json.loads(content)["slots"]))
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _remove(directory: int, name: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(name, dir_fd=directory)

@@ -72,7 +72,8 @@ class Device:
 
         Of vendors other than NVIDIA, the vendor and the number: "amd-2", "intel-0".
         """
-        return self.uuid or self.known_as or self.entry
+        entry = f"{int(self.entry)}" if self.entry.isdecimal() else self.entry  # CUDA takes "01" as well
+        return self.uuid or self.known_as or entry
 
     @property
     def label(self) -> str:

@@ -105,7 +105,7 @@ class Pool:
     def _line_up(self) -> None:
         """Wait for what others have, and what is wanted, if anything is."""
         waiting = self.schedule.waiting(self.world.now())
-        while self.world.wait_for(waiting.slots):
+        while self.world.wait_for(waiting):
             self._tell(Freed())
             waiting = self.schedule.waiting(self.world.now())
         for device in sorted({slot.device for slot in waiting.told} - self._told):

@@ -16,7 +16,7 @@ import enum
 import signal
 from collections import deque
 from collections.abc import Callable, Collection, MutableSequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ._errors import GpuPoolError
 from ._events import (
@@ -42,6 +42,7 @@ from ._events import (
     Stop,
     Submitted,
     Taken,
+    Waiting,
 )
 from ._gauge import Gauge
 from ._model import Cause, Exit, Job, Layout, Outcome, Policy, Report, Slot, Status
@@ -92,14 +93,6 @@ _SOON_S, _AGAIN_S = 1.0, 30.0
 is let go of (a directory on a network), these find out."""
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """What a job waits for that others have: slots that it would take. ``told``: those that a person is told of."""
-
-    slots: frozenset[Slot] = frozenset()
-    told: frozenset[Slot] = frozenset()
-
-
 @dataclass
 class Schedule:
     """The state of a pool, and its only judge.
@@ -121,8 +114,9 @@ class Schedule:
     _turn: dict[int, int] = field(default_factory=dict)  # by job: its place in the order of submission
     _gauge: Gauge = field(init=False)
     _crowded: bool = False  # the system has refused a process since the last end of a job
-    _wanted: frozenset[Slot] = frozenset()  # of others
-    _since: float | None = None  # when the first of them was found to be so
+    _reserved: tuple[int, ...] = ()  # the devices that the first of those that need whole ones is to have
+    _wanted: frozenset[Slot] = frozenset()  # of others, by the next job
+    _since: float | None = None  # when something of others was first found to be wanted
     _again: float | None = None  # when to see whether they still are
 
     def __post_init__(self) -> None:
@@ -217,21 +211,30 @@ class Schedule:
 
         A person is told of what takes longer than a moment.
         """
-        stands = self._stopped is not None or self._held or self._crowded or self._due is not None
-        if stands or not (self._queue or self._alone):
-            self._wanted = frozenset()
-        elif self._slots.others:
-            several = self.layout.devices_per_job > 1 or self._alone
-            # Who needs several waits for those that are free, too: others would take them one by one.
-            self._wanted = self._slots.free if several else frozenset(self._slots.others)
-        elif not self._gauge.looking:  # else it is not known yet whether others still have them
-            self._wanted = frozenset()
-        if not self._wanted:
+        waiting = Waiting()
+        if self._stopped is None and not self._held and not self._crowded:
+            alone = frozenset(self._reserved if self._alone else ())
+            waiting = Waiting(*self._next_waits_for(alone), alone)
+        self._wanted = waiting.slots
+        if not waiting.slots and not waiting.drained and not (waiting.alone and self._slots.others):
             self._since = self._again = None
-            return Waiting()
+            return waiting
         if self._since is None:
             self._since, self._again = now, now + _SOON_S
-        return Waiting(self._wanted, frozenset(self._slots.others if now >= self._since + _SOON_S else ()))
+        return replace(waiting, told=frozenset(self._slots.others)) if now >= self._since + _SOON_S else waiting
+
+    def _next_waits_for(self, reserved: frozenset[int]) -> tuple[frozenset[Slot], frozenset[int]]:
+        """The slots that others have, and the devices whose memory they hold, of those that are not reserved."""
+        if not self._queue or self._due is not None:
+            return frozenset(), frozenset()
+        slots = self._wanted if self._gauge.looking else frozenset()  # then it is not known yet who has them
+        if self._slots.others:
+            # What needs several waits for those that are free as well: others would take them one by one.
+            slots = frozenset(self._slots.free if self.layout.devices_per_job > 1 else self._slots.others)
+        return (
+            frozenset(slot for slot in slots if slot.device not in reserved),
+            self._gauge.behind & self._slots.with_room - reserved,
+        )
 
     def _expect(self, num: int, event: Event, *phases: Phase) -> _Try:
         attempt = self._running.get(num)
@@ -269,7 +272,7 @@ class Schedule:
             self._running[entry.job.num] = _Try(entry, slots, limit)
             self._gauge.started(entry.job.num, [slot.device for slot in slots], now)
             self._not_before = now + self.policy.stagger_s
-            commands.append(Start(entry.job, entry.attempt, slots))
+            commands.append(Start(entry.job, entry.attempt, slots, entry.alone))
         return commands
 
     def _measured(self, event: Measured, now: float) -> list[Command]:
@@ -286,13 +289,12 @@ class Schedule:
 
         ``closed``: devices on which nothing may start for now.
         """
-        reserved: tuple[int, ...] = ()
+        self._reserved = self._slots.emptiest(closed) if self._alone else ()
         if self._alone:
-            reserved = self._slots.emptiest(closed)
-            slots = self._slots.all_of(reserved)
-            if slots is not None and not {*reserved} & {*closed}:
+            slots = self._slots.all_of(self._reserved)
+            if slots is not None and not {*self._reserved} & {*closed}:
                 return self._alone[0], slots
-        placed = self._slots.place({*reserved, *closed}) if self._queue else None
+        placed = self._slots.place({*self._reserved, *closed}) if self._queue else None
         return None if placed is None else (self._queue[0], placed)
 
     def _refused(self, event: StartRefused, now: float) -> list[Command]:

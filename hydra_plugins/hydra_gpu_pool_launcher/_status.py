@@ -89,7 +89,7 @@ def _standing(view: View, how: Standing, now: float) -> list[str]:
         return [f"its journal does not say who runs it; {last}"]
     host = one_line(launch.host)
     if how is Standing.RUNNING:
-        return [f"running: process {launch.main} on {host}; {last}"]
+        return [f"running: process {launch.main} on {host}; {last}", *map(one_line, view.waiting())]
     if how is Standing.IDLE:
         return [f"all jobs so far have ended {_when(view.at, now)}; the app, process {launch.main}, may start more"]
     if how is Standing.KILLED:
@@ -209,6 +209,7 @@ def as_json(files: SweepFiles, view: View, how: Standing, now: float) -> dict[st
         "left_s": None if over(how) else view.left_s(now),
         "slots": list(view.slots()),
         "busy": busy,
+        "waiting": view.waiting(),
         "counts": {state.value: view.count()[state] for state in State},
         "jobs": [_job_as_json(files, job, now) for job in view.in_order()],
     }

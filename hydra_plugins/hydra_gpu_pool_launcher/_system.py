@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ._events import Cancel, Ending, Freed, Measured, Start, Stop
+from ._events import Cancel, Ending, Freed, Measured, Start, Stop, Waiting
 from ._model import Exit, Report, Slot
 from ._requests import Close, Request
 from ._resume import Earlier
@@ -66,8 +66,8 @@ class World(Protocol):
     def release(self, num: int) -> None:
         """Let go of the job's slots."""
 
-    def wait_for(self, slots: frozenset[Slot]) -> bool:
-        """Be in the line for these slots, or, for none, in no line; ``wait`` then gives Freed when it is worth a try.
+    def wait_for(self, waiting: Waiting) -> bool:
+        """Be in the line for this, and for nothing else; ``wait`` then gives Freed when it is worth a try.
 
         True where this process was in no line: what others let go of before is not told of.
         """

@@ -135,6 +135,7 @@ class View:
     done: bool = False
     pauses: list[tuple[float, float]] = field(default_factory=list)
     _completed: dict[Job, Sequence[TryView]] = field(default_factory=dict)
+    _waiting: dict[str, str] = field(default_factory=dict)  # by device
 
     def take(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Events of the journal, in their order. What is not known, of a later version say, is passed over."""
@@ -165,6 +166,7 @@ class View:
         if before is not None and not _same_main(before, self.launch):
             self.pauses.append((self.at, max(self.at, event["time"])))
         self.done = False
+        self._waiting.clear()
 
     def _on_queued(self, event: Mapping[str, Any]) -> None:
         job = Job(event["job"], tuple(event["overrides"]))
@@ -183,6 +185,12 @@ class View:
         job = self._job(event)
         job.state = State.RUNNING
         job.tries.append(TryView(event["attempt"], event["pid"], tuple(event["slots"]), event["time"]))
+
+        for slot in event["slots"]:
+            self._waiting.pop(slot.rpartition(".")[0], None)
+
+    def _on_waiting(self, event: Mapping[str, Any]) -> None:
+        self._waiting[event["device"]] = event["why"]
 
     def _on_memory(self, event: Mapping[str, Any]) -> None:
         running = self._job(event).running
@@ -252,6 +260,10 @@ class View:
     def count(self) -> Counter[State]:
         """How many jobs are where."""
         return Counter(job.state for job in self.jobs.values())
+
+    def waiting(self) -> list[str]:
+        """Why jobs that are queued wait for a device, a sentence for each on which none has started since."""
+        return [*self._waiting.values()] if self.count()[State.QUEUED] else []
 
     def all_completed(self) -> bool:
         """Whether there is nothing to go on with."""

@@ -6,6 +6,7 @@ All of this runs in the supervisor, for the loop of ``_pool``, which decides not
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -26,11 +27,11 @@ from . import (
     _signals,
 )
 from ._carry import CarriedBody
-from ._events import Ending, Freed, Start, Stop
+from ._events import Ending, Freed, Measured, Start, Stop, Waiting
 from ._family import Family, children
 from ._leader import Origin as OriginOfJob
+from ._lease_files import Holder
 from ._leases import Leases
-from ._line import Holder
 from ._memory import Memory
 from ._model import Group, Layout, Policy, Report, Slot
 from ._monitor import Monitor
@@ -127,12 +128,16 @@ class SystemWorld:
 
     def wait(self, deadline: float | None) -> Sequence[Happening]:
         while True:
-            measured = self._memory.step(time.monotonic())
+            measured = [self._with_others(one) for one in self._memory.step(time.monotonic())]
             dues = [due for due in (deadline, self._memory.deadline) if due is not None]
             timeout = 0.0 if measured else min(dues) - time.monotonic() if dues else None
             events = [*measured, *self._wait(timeout)]
             if events or (deadline is not None and time.monotonic() >= deadline):
                 return events
+
+    def _with_others(self, measured: Measured) -> Measured:
+        others = frozenset[int]() if self._leases is None else self._leases.of_others()
+        return dataclasses.replace(measured, of_others=others)
 
     def _wait(self, timeout: float | None) -> list[Happening]:
         """What happened to the jobs, or came from outside. What the driver has said is only looked at in ``wait``."""
@@ -215,7 +220,7 @@ class SystemWorld:
     def lease(self, start: Start) -> frozenset[Slot]:
         if self._leases is None:
             return frozenset()
-        taken = self._leases.take(start.job.num, start.slots, self._holder())
+        taken = self._leases.take(start.job.num, start.slots, self._holder(), alone=start.alone)
         if self._leases.fault is not None and not self._said_unleased:
             self._said_unleased = True
             self.warn(self._leases.fault)
@@ -225,8 +230,8 @@ class SystemWorld:
         if self._leases is not None:
             self._leases.release(num)
 
-    def wait_for(self, slots: frozenset[Slot]) -> bool:
-        return self._leases is not None and self._leases.wait_for(slots, self._holder() if slots else Holder())
+    def wait_for(self, waiting: Waiting) -> bool:
+        return self._leases is not None and self._leases.wait_for(waiting, self._holder() if waiting else Holder())
 
     def holders(self, slots: Collection[Slot]) -> str:
         assert self._leases is not None
