@@ -31,6 +31,7 @@ ORDER = (
     "_sweep",
     "_hydra_body",
     "_hydra_state",
+    "_composed",
     "_devices",
     "_ids",
     "_machine",
@@ -146,7 +147,7 @@ ALLOWED = {
 }
 """What rooms other than _process do with processes all the same, and why."""
 
-DECIDES = {"__future__", "collections", "collections.abc", "dataclasses", "enum", "signal"}
+DECIDES = {"__future__", "collections", "collections.abc", "dataclasses", "enum", "functools", "signal"}
 """All that the schedule may import from outside: no clock, no system."""
 
 

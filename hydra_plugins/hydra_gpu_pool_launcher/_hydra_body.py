@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from . import _hydra_state
 from ._body import Call, Result
+from ._composed import Composed, without_keeping
 from ._errors import ConfigurationError
 from ._model import Job
 from ._vendors import VISIBILITY_VARIABLES
@@ -31,6 +32,7 @@ def refuse_visibility(config: DictConfig) -> None:
 
 
 _TASK_FUNCTION, _CONFIG, _CONTEXT, _STATE = "The task function", "The config", "hydra_context.", "What Hydra keeps"
+_LOADER = f"{_CONTEXT}config_loader"
 _STATE_OF_JOB = "What Hydra keeps for the job"
 
 
@@ -41,6 +43,7 @@ class HydraBody:
         self._hydra_context = hydra_context
         self._task_function = task_function
         self._config = config
+        self._composed = Composed(hydra_context.config_loader, config)
 
     @property
     def function(self) -> TaskFunction:
@@ -48,7 +51,7 @@ class HydraBody:
 
     def run(self, job: Job, call: Call) -> Result:
         setup_globals()
-        config = self._hydra_context.config_loader.load_sweep_config(self._config, list(job.overrides))
+        config = self._composed.take(job.overrides)
         with open_dict(config):
             config.hydra.job.id = str(job.num)
             config.hydra.job.num = job.num
@@ -70,10 +73,15 @@ class HydraBody:
             return Result(ret, error=ret._return_value, directory=directory)
         return Result(ret, value=ret._return_value, directory=directory)
 
+    def forget_composed(self) -> None:
+        """After a launch, in main: its jobs will not come again."""
+        self._composed.clear()
+
     def parts(self) -> dict[str, object]:
         return {
             _TASK_FUNCTION: self._task_function,
             **{_CONTEXT + name: value for name, value in vars(self._hydra_context).items()},
+            _LOADER: without_keeping(self._hydra_context.config_loader),
             _CONFIG: self._config,
             _STATE: _hydra_state.HydraState.taken(),
         }

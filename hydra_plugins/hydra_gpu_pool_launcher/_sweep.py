@@ -60,8 +60,9 @@ class Sweep:
         self._failed: str | None = None  # why nothing is to start any more, with fail_fast
         self._used: set[SweepFiles] = set()
         _close_previous()
+        self._body = HydraBody(hydra_context, task_function, config)
         self._supervisor = start_supervisor(
-            HydraBody(hydra_context, task_function, config),
+            self._body,
             self._layout,
             self._settings,
             frozenset(map(str, config.hydra.job.env_set)),
@@ -98,7 +99,10 @@ class Sweep:
         )
         again = command_to_resume(request.command, request.given, from_here(files.sweep_dir))
         shown = display(self._settings, jobs, files, self._view, again)
-        ends = self._supervisor.run(request, shown)
+        try:
+            ends = self._supervisor.run(request, shown)
+        finally:
+            self._body.forget_composed()
         self._launches += 1
         self._used.add(files)
         returns = [_job_return(job, files, ends.get(job.num)) for job in jobs]
