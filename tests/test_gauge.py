@@ -30,7 +30,7 @@ from hydra_plugins.hydra_gpu_pool_launcher._events import (
     Submitted,
     Waiting,
 )
-from hydra_plugins.hydra_gpu_pool_launcher._gauge import LOOK_S, RETURN_LOOK_S, YOUNG_S
+from hydra_plugins.hydra_gpu_pool_launcher._gauge import IN_VAIN_S, LOOK_S, RETURN_LOOK_S, YOUNG_S
 from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Exit, Job, Layout, Policy, Report, Slot, Status
 from hydra_plugins.hydra_gpu_pool_launcher._schedule import Schedule
 from hydra_plugins.hydra_gpu_pool_launcher._verdict import LOST_AFTER_S
@@ -449,19 +449,72 @@ def test_a_sweep_is_in_line_for_a_gpu_whose_memory_jobs_of_others_hold_until_the
     assert not schedule.waiting(2)
 
 
+def in_vain(now: float = 0) -> Schedule:
+    """A pool that waited for the memory of others, who have left GPU 0 with 5 GB free all the same."""
+    schedule = pool(min_free=20 * GB, settle_s=SETTLE_S)
+    told(schedule, submitted(0), now)
+    told(schedule, seen(2, 0), now)
+    assert schedule.waiting(now) == Waiting(drained=frozenset({0}))
+    for at in (now + 1, now + 1 + RETURN_LOOK_S):
+        assert schedule.waiting(at)
+        ticked(schedule, at)
+        told(schedule, seen(5), at)
+    return schedule
+
+
 def test_a_sweep_is_in_nobodys_way_where_what_holds_the_memory_is_no_sweep() -> None:
     schedule = pool(min_free=20 * GB, settle_s=SETTLE_S)
     told(schedule, submitted(0), 0)
     told(schedule, seen(5), 0)
     assert not schedule.waiting(0)
+    assert not in_vain().waiting(3), "the other sweep has left, and its memory does not come back"
+
+
+@pytest.mark.parametrize(
+    ("free", "at", "stands"),
+    [(5, 10, False), (2, 10, False), (8, 10, False), (12, 10, True), (2, 2 + IN_VAIN_S, True)],
+    ids=["as much", "less", "hardly more", "more than without them", "long after"],
+)
+def test_a_turn_in_vain_is_not_asked_for_again_before_there_is_more_memory_or_a_long_time_has_passed(
+    free: float, at: float, stands: bool
+) -> None:
+    schedule = in_vain()
+    told(schedule, seen(free, 0), at)
+    assert bool(schedule.waiting(at)) is stands
+
+
+@pytest.mark.parametrize("measured", [Measured({}), Measured({0: None})])
+def test_where_nobody_can_say_any_more_what_is_free_a_sweep_is_in_nobodys_way_and_a_person_is_told(
+    measured: Measured,
+) -> None:
+    schedule = pool(min_free=20 * GB, settle_s=SETTLE_S)
+    told(schedule, submitted(0), 0)
+    assert told(schedule, seen(2, 0), 0) == ["scarce 0: 2"]
+    assert schedule.waiting(0)
     ticked(schedule, 1)
-    told(schedule, seen(5, 0), 1)
-    assert schedule.waiting(1)
-    for now in (2.0, 2.0 + RETURN_LOOK_S):
-        assert schedule.waiting(now)
-        ticked(schedule, now)
-        told(schedule, seen(5), now)
-    assert not schedule.waiting(3), "the other sweep has left, and its memory does not come back"
+    assert told(schedule, measured, 1) == ["unknown"]
+    assert not schedule.waiting(1)
+    ticked(schedule, 2)
+    assert told(schedule, measured, 2) == []
+    ticked(schedule, 3)
+    assert told(schedule, seen(2, 0), 3) == ["scarce 0: 2"]
+    assert schedule.waiting(3)
+
+
+@pytest.mark.parametrize("measured", [seen(5), Measured({})], ids=["no sweep has it", "nobody can say"])
+def test_a_job_that_needs_a_gpu_alone_is_in_nobodys_way_where_others_leaving_would_not_help_it(
+    measured: Measured,
+) -> None:
+    schedule = pool(min_free=20 * GB, max_retries=1, retry_on=frozenset({"oom"}))
+    told(schedule, submitted(0), 0)
+    told(schedule, seen(80), 0)
+    assert told(schedule, Gone(0, WELL, FULL), 10)
+    assert schedule.waiting(10) == Waiting(alone=frozenset({0}))
+    told(schedule, measured, 10)
+    assert not schedule.waiting(10)
+    ticked(schedule, 11)
+    told(schedule, seen(60), 11)
+    assert schedule._running, "it has started"
 
 
 def test_a_sweep_is_in_nobodys_way_where_a_job_of_its_own_holds_the_memory_too() -> None:

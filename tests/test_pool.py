@@ -665,6 +665,13 @@ def test_what_is_let_go_of_before_the_job_was_in_line_is_found_without_being_tol
     assert world.line("start", 0)["at"] == 0
 
 
+def test_a_thousand_slots_that_others_have_end_no_supervisor() -> None:
+    others = {Slot(0, number): (0.0, 7.0) for number in range(1000)}
+    script: list[tuple[float, Happening]] = [(0, request(0)), (7, Freed()), (9, Died(0, WELL)), (9, Close())]
+    world = play(Script(script, others=others), slots=1000)
+    assert world.line("start", 0)["at"] == 7
+
+
 def test_who_holds_a_gpu_is_said_once_in_a_launch_and_not_for_a_moment() -> None:
     at: list[tuple[float, Happening]] = [
         (2.0, Freed()),

@@ -1342,7 +1342,7 @@ def test_a_job_that_needs_whole_devices_waits_for_all_of_their_slots_and_takes_t
     assert placed(pool.handle(gone(0, FULL), 1)) == {0: [(0, 0), (0, 1)]}
     assert placed(pool.handle(taken(0, (0, 1)), 1)) == {0: [(1, 0), (1, 1)]}
     assert placed(pool.handle(taken(0, (1, 1)), 1)) == {}
-    assert pool.waiting(1) == Waiting(alone=frozenset({0}))
+    assert pool.waiting(1) == Waiting(alone=frozenset({0, 1})), "either may be the first to come free"
     assert placed(pool.handle(Freed(), 2)) == {0: [(0, 0), (0, 1)]}
     assert not pool.waiting(2)
 
@@ -1378,12 +1378,54 @@ def test_what_others_have_of_the_devices_that_a_job_needs_as_a_whole_is_waited_f
     assert waiting.told == {Slot(0, 1), Slot(1, 1)}
 
 
-def test_stagger_costs_a_job_that_needs_whole_devices_no_place_in_the_line() -> None:
+def test_a_job_that_needs_whole_devices_is_in_nobodys_way_until_it_is_due_and_keeps_its_place_after_that() -> None:
     policy = Policy(GRACE_S, stagger_s=60, max_retries=1, retry_on=frozenset({"oom"}))
-    pool = Schedule(layout(slots=2), policy)
+    pool = Schedule(layout(devices=2), policy)
     pool.handle(submitted(0, 1), 0)
-    assert pool.handle(gone(0, FULL), 1)
-    assert pool.waiting(1) == Waiting(alone=frozenset({0}))
+    pool.handle(gone(0, FULL), 1)
+    assert not pool.waiting(1)
+    assert placed(pool.tick(60)) == {0: [(0, 0)]}
+    assert placed(pool.handle(taken(0, (0, 0)), 60)) == {0: [(1, 0)]}
+    assert placed(pool.handle(taken(0, (1, 0)), 60)) == {}
+    assert pool.waiting(60).alone == {0, 1}
+    assert placed(pool.handle(Freed(), 61)) == {0: [(0, 0)]}
+
+
+def test_a_job_that_needs_whole_devices_keeps_its_place_while_another_start_makes_it_wait_for_its_due() -> None:
+    policy = Policy(GRACE_S, stagger_s=60, max_retries=1, retry_on=frozenset({"oom"}))
+    pool = Schedule(layout(devices=2, slots=2), policy)
+    pool.handle(submitted(0, 1, 2), 0)
+    pool.handle(gone(0, FULL), 1)
+    assert placed(pool.tick(60)) == {0: [(0, 0), (0, 1)]}
+    assert placed(pool.handle(taken(0, (0, 0)), 60)) == {0: [(1, 0), (1, 1)]}
+    assert placed(pool.handle(taken(0, (1, 0), (1, 1)), 60)) == {}
+    assert pool.waiting(60).alone == {0}
+    assert placed(pool.handle(Freed(), 61)) == {0: [(0, 0), (0, 1)]}
+    assert placed(pool.handle(taken(0, (0, 0)), 61)) == {0: [(1, 0), (1, 1)]}
+    assert placed(pool.handle(taken(0, (1, 0)), 61)) == {1: [(1, 1)]}
+    assert placed(pool.handle(Freed(), 62)) == {}
+    assert pool.waiting(62).alone == {0}
+
+
+def test_a_job_that_needs_a_whole_device_waits_for_each_that_may_be_the_first_to_come_free() -> None:
+    pool = Schedule(layout(devices=3), Policy(GRACE_S, max_retries=1, retry_on=frozenset({"oom"})))
+    pool.handle(submitted(0), 0)
+    pool.handle(gone(0, FULL), 1)
+    pool.handle(taken(0, (0, 0), (1, 0), (2, 0)), 1)
+    assert pool.waiting(1) == Waiting(alone=frozenset({0, 1, 2}))
+    assert placed(pool.handle(Freed(), 2)) == {0: [(0, 0)]}
+    assert placed(pool.handle(taken(0, (0, 0), (2, 0)), 2)) == {0: [(1, 0)]}
+
+
+def test_a_device_that_comes_free_first_is_the_only_one_that_is_waited_for_as_a_whole() -> None:
+    pool = Schedule(layout(devices=3, slots=2), Policy(GRACE_S, max_retries=1, retry_on=frozenset({"oom"})))
+    pool.handle(submitted(0), 0)
+    pool.handle(gone(0, FULL), 1)
+    pool.handle(taken(0, *((device, slot) for device in range(3) for slot in range(2))), 1)
+    assert pool.waiting(1) == Waiting(alone=frozenset({0, 1, 2}))
+    pool.handle(Freed(), 2)
+    pool.handle(taken(0, (0, 0), (0, 1), (1, 0), (2, 0), (2, 1)), 2)
+    assert pool.waiting(2).alone == {1}
 
 
 def test_a_job_that_needs_whole_devices_and_is_cancelled_waits_for_them_no_longer() -> None:

@@ -28,7 +28,10 @@ class StartRefused:
 
 @dataclass(frozen=True)
 class Taken:
-    """The job was not started: other sweeps have these of its slots, or have waited longer for them."""
+    """The job was not started: other sweeps have these slots, or have waited longer for them.
+
+    Some of them are its own; others may be among them that could be had as little.
+    """
 
     num: int
     slots: frozenset[Slot]

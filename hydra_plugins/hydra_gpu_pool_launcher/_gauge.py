@@ -17,6 +17,9 @@ YOUNG_S = 60.0
 LOOK_S = 1.0
 """From one look to the next, where too little is free: nothing tells when a neighbour ends."""
 
+IN_VAIN_S = 300.0
+"""For so long, a device is left to others on which not even their leaving has made enough memory free."""
+
 RETURN_LOOK_S = 0.25
 """The same where the memory of an ended job comes back."""
 
@@ -63,13 +66,20 @@ class Gauge:
     _returns: dict[int, _Return] = field(default_factory=dict)
     _asked: float | None = None  # when the look that is under way was asked for
     _measured: Measured | None = None  # in this step
-    _told: set[int] = field(default_factory=set)  # of scarcity, since the last time that there was none
+    _told: dict[int, bool] = field(default_factory=dict)  # of scarcity, since there was none; True: of how much is free
     _behind: dict[int, bool] = field(default_factory=dict)  # True: the others are gone, and their memory comes back
+    _vain: dict[int, tuple[int, float]] = field(default_factory=dict)  # what was free without them; until when
+    _unknown: set[int] = field(default_factory=set)  # devices of which nobody could say what is free
 
     @property
     def behind(self) -> frozenset[int]:
         """The devices whose memory jobs of other sweeps hold, or held until now, and none of ours."""
         return frozenset(self._behind)
+
+    @property
+    def in_vain(self) -> frozenset[int]:
+        """The devices that no other sweep's leaving opens for a job: who has their memory is none, or not known."""
+        return frozenset(self._vain) | self._unknown
 
     @property
     def looking(self) -> bool:
@@ -84,8 +94,8 @@ class Gauge:
         alone = {device for device in devices if not self._shared(device)}
         before = {device: there for device in alone if (there := free.get(device)) is not None}
         self._jobs[num] = _Job(frozenset(devices), now, before)
-        self._told -= {*devices}
         for device in devices:
+            self._told.pop(device, None)
             self._behind.pop(device, None)
 
     def ended(self, num: int, now: float) -> None:
@@ -117,22 +127,36 @@ class Gauge:
                     self._returns[device] = _Return(coming.since, coming.before, free, asked)
                 else:
                     del self._returns[device]
-        for device in measured.free:
-            self._see_whose(device, device in measured.of_others, now if asked is None else asked, now)
+        if self.min_free is not None:
+            self._unknown.clear()
+            for device in {*range(len(self.totals)), *measured.free, *self._behind}:
+                self._see_whose(device, measured.free.get(device), device in measured.of_others, asked or now, now)
 
-    def _see_whose(self, device: int, of_others: bool, asked: float, now: float) -> None:
-        """Others that go on, job by job, would hold the memory for ever if nobody knew that we wait for it."""
-        if self._shared(device) or not self._lacks(device, now):
+    def _see_whose(self, device: int, free: int | None, of_others: bool, asked: float, now: float) -> None:
+        """Others that go on, job by job, would hold the memory for ever if nobody knew that we wait for it.
+
+        But they are not to stand still for us in vain: what something else holds does not come free when they leave.
+        """
+        lacks = not self._shared(device) and self._lacks(device, now)
+        if free is None:
+            self._unknown.add(device)
+        if free is None or not lacks:
+            self._behind.pop(device, None)
+            self._vain.pop(device, None)
+            return
+        before, until = self._vain.get(device, (free, now))
+        if now >= until or free > before + self._slack(device, before):
+            self._vain.pop(device, None)
+        if device in self._vain:
             self._behind.pop(device, None)
         elif of_others:
             self._behind[device] = False
-        elif device in self._behind and device not in self._returns:
-            if self._behind[device] or not self.settle_s:
-                del self._behind[device]  # whoever holds it is no sweep
-            else:
-                self._behind[device] = True
-                assert self._measured is not None
-                self._returns[device] = _Return(now, None, self._measured.free[device], asked)
+        elif self._behind.get(device) is False and self.settle_s:
+            self._behind[device] = True
+            self._returns.setdefault(device, _Return(now, None, free, asked))
+        elif device not in self._returns:
+            self._behind.pop(device, None)
+            self._vain[device] = (free, now + IN_VAIN_S)
 
     def forget(self) -> None:
         """What was measured is not known any more: another process may have taken it."""
@@ -162,9 +186,10 @@ class Gauge:
             return []
         free = {device: self._measured.free.get(device) for device in devices if device not in self._returns}
         lacking = {device: there for device, there in free.items() if there is None or there < self.min_free}
-        new = lacking.keys() - self._told
-        self._told = (self._told - free.keys()) | lacking.keys()
-        return [Scarce(device, lacking[device]) for device in sorted(new)]
+        told = {device: there is not None for device, there in lacking.items()}
+        new = [device for device in sorted(lacking) if self._told.get(device) is not told[device]]
+        self._told = {device: known for device, known in self._told.items() if device not in free} | told
+        return [Scarce(device, lacking[device]) for device in new]
 
     def _comes_back(self, device: int, now: float) -> bool:
         return device in self._returns and now < self._returns[device].since + self.settle_s

@@ -10,6 +10,7 @@ forkserver`` the supervisor is a fresh interpreter, see ``_fresh``, in which the
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -72,7 +73,11 @@ def be_guard(app: App, origin: Origin, mask: frozenset[int], fresh: Fresh | None
         # Here, so that they are held until both are gone: a supervisor that is killed leaves jobs to be ended.
         leases = None if app.leases is None else open_files(app.leases, app.layout)
     except OSError as error:
-        why = f"gpu_pool cannot lease slots in {app.leases} ({error.filename or app.leases}: {error.strerror})."
+        remedy = "raise the limit of open files (ulimit -n)" if error.errno == errno.EMFILE else "see to that"
+        why = (
+            f"gpu_pool cannot lease slots in {app.leases} ({error.filename or app.leases}: {error.strerror}); "
+            f"{remedy}, or set share: false, and other sweeps may use the same slots."
+        )
         _descriptors.send(origin.channel, json.dumps({"refused": why}).encode() + b"\n")
         return 0
     imported = os.pipe2(os.O_CLOEXEC) if fresh is not None and fresh.method == "forkserver" else None

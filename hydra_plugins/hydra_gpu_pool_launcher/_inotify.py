@@ -45,6 +45,11 @@ class Changes:
         if self.fd >= 0:
             os.close(self.fd)
 
+    @property
+    def blind(self) -> bool:
+        """Nothing is watched: the system has refused to, for its limits on users (fs.inotify), say."""
+        return self.fd < 0 or not self._watched
+
     def watch(self, directory: str) -> None:
         """From now on this one, too, if it is there; it may be called again and again."""
         if self.fd < 0 or directory in self._watched:

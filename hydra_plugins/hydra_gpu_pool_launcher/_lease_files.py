@@ -38,7 +38,7 @@ class Holder:
 def ring(directory: int, name: str) -> None:
     """Tell all that wait that something was let go of, by a file of this name that is there."""
     with contextlib.suppress(OSError):  # no descriptor is left, say: they look again by themselves, now and then
-        os.close(os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory))
+        os.close(os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory))
 
 
 def overwrite(fd: int, content: bytes) -> None:
@@ -64,13 +64,13 @@ def told(content: bytes) -> Holder:
     about = said(content)
     try:
         return Holder(int(about["pid"]), str(about["dir"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return Holder()
 
 
 def said(content: bytes) -> Mapping[str, Any]:
     """All that it says."""
-    with contextlib.suppress(ValueError):  # a lease is just being written
+    with contextlib.suppress(ValueError, RecursionError):  # a lease is just being written; or it is no lease
         about = json.loads(content)
         if isinstance(about, dict):
             return about

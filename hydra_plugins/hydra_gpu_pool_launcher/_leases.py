@@ -89,9 +89,18 @@ def open_files(directory: str, layout: Layout) -> Opened:
     # What clears old files out of /tmp (systemd-tmpfiles) leaves a directory alone that is locked: a lease may be old.
     with contextlib.suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     names = [_name(layout, slot) for slot in layout.slots]
-    return Opened(directory, fd, {name: os.open(name, flags, 0o600, dir_fd=fd) for name in names})
+    files = {name: os.open(name, os.O_RDWR | os.O_CREAT | _OF_A_FILE, 0o600, dir_fd=fd) for name in names}
+    for spare in [os.dup(fd) for _ in range(_SPARE)]:
+        os.close(spare)
+    return Opened(directory, fd, files)
+
+
+_OF_A_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""A link in the place of a file is not followed, and a pipe not waited for."""
+
+_SPARE = 32
+"""Descriptors that must be left for the sweep itself: a job that finds none fails for a reason that is not its own."""
 
 
 class Leases:
@@ -104,6 +113,7 @@ class Leases:
         self._opened = opened
         self._layout = layout
         self._line = Line(opened.directory)
+        self._slots = {_name(layout, slot): slot for slot in layout.slots}
         self._held: dict[int, list[str]] = {}
         self._refused: dict[str, str] = {}  # what could not be had when it was last tried, and why
         self.fault: str | None = None
@@ -113,6 +123,11 @@ class Leases:
         """Readable when something was let go of, while we wait. ``heard`` makes it silent again."""
         return self._line.bell
 
+    @property
+    def deaf(self) -> bool:
+        """See ``Line``."""
+        return self._line.deaf
+
     def heard(self) -> None:
         self._line.heard()
 
@@ -121,35 +136,38 @@ class Leases:
         return self._opened.descriptors() | self._line.descriptors()
 
     def take(self, key: int, slots: Collection[Slot], holder: Holder, *, alone: bool = False) -> frozenset[Slot]:
-        """Lease all of these slots, for ``key``; or none, and those that are others', or for which others wait longer.
+        """Lease all of these slots, for ``key``, and give nothing; or none.
 
-        ``alone``: their devices as a whole: no other sweep has a slot there, and none gets one before ``release``.
-        Whoever takes something has waited: the next time, others will have been there before.
+        Then it gives what cannot be had: some of these, and all others of the layout that others have, or have waited
+        longer for. ``alone``: their devices as a whole: no other sweep has a slot there, and none gets one before
+        ``release``. Whoever takes something has waited: the next time, others will have been there before.
         """
-        names = {_name(self._layout, slot): slot for slot in slots}
+        names = [_name(self._layout, slot) for slot in slots]
         self._look_for_the_files(names)
         if self.fault is not None:
             return frozenset()
-        refused = self._claim(key, [*names], holder, {whole(_device(name)) for name in names if alone})
-        refused = {name: why for name in names if (why := refused.get(name) or refused.get(whole(_device(name))))}
-        self._refused.update(refused)
-        return frozenset(names[name] for name in refused)
+        wait = Wait.ALONE if alone else Wait.NEXT
+        refused = self._claim(key, names, holder, wait)
+        if not refused:
+            return frozenset()
+        # All at once: to find out one by one takes a try each, and a look at the whole line.
+        self._refused = refused | self._of_others() | self._before(self._slots, wait)
+        return frozenset(slot for name, slot in self._slots.items() if name in self._refused)
 
-    def _claim(self, key: int, names: list[str], holder: Holder, devices: Collection[str]) -> dict[str, str]:
+    def _claim(self, key: int, names: list[str], holder: Holder, wait: Wait) -> dict[str, str]:
         """Lease them, and the devices as a whole; or what cannot be had, and why.
 
         Two sweeps must not pass each other by: (1) each looks what others have, and wait for; (2) says so in the files,
         by a lock, and by a ticket for a device as a whole; and (3) looks again. So the later one sees the other.
         """
-        wait = Wait.ALONE if devices else Wait.NEXT
-        wanted = devices or names
-        refused = self._line.before(wanted, wait) or self._beside(devices) or self._lock(names, holder)
+        devices = {whole(_device(name)) for name in names} if wait is Wait.ALONE else {}
+        refused = self._in_the_way(names, wait) or self._lock(names, holder)
         if refused:
             return refused
         self._held[key] = names
         if devices:
             self._line.stand_also(wait, devices, holder)
-        refused = self._line.before(wanted, wait) or self._beside(devices)
+        refused = self._in_the_way(names, wait)
         if refused:
             self._unlock(self._held.pop(key))
         elif devices:
@@ -157,6 +175,27 @@ class Leases:
         else:
             self._line.leave(wait)
         return refused
+
+    def _in_the_way(self, names: Collection[str], wait: Wait) -> dict[str, str]:
+        """Those of the names for which others wait longer; and, of devices to be had as a whole, that others have.
+
+        All of a device where what they have there is none of ours: they count more slots than we do.
+        """
+        refused = self._before(names, wait)
+        others = self._of_others() if wait is Wait.ALONE and not refused else {}
+        for name in names:
+            there = [other for other in others if _device(other) == _device(name)]
+            if name in there:
+                refused[name] = others[name]
+            elif there and not {*there} & {*names}:
+                refused[name] = others[there[0]]
+        return refused
+
+    def _before(self, names: Collection[str], wait: Wait) -> dict[str, str]:
+        """Those of the names for which others wait longer, and who."""
+        wanted = {name: whole(_device(name)) if wait is Wait.ALONE else name for name in names}
+        before = self._line.before({*wanted.values()}, wait)
+        return {name: before[want] for name, want in wanted.items() if want in before}
 
     def _lock(self, names: Collection[str], holder: Holder) -> dict[str, str]:
         locked: list[str] = []
@@ -215,20 +254,23 @@ class Leases:
 
     def of_others(self) -> frozenset[int]:
         """The devices, by their positions in the layout, of which other sweeps have a slot now."""
-        devices = {whole(self._key(device)): device for device in range(len(self._layout.devices))}
-        return frozenset(devices[name] for name in self._beside(devices))
+        devices = {self._key(device): device for device in range(len(self._layout.devices))}
+        return frozenset(devices[_device(name)] for name in self._of_others())
 
-    def _beside(self, wholes: Collection[str]) -> dict[str, str]:
-        """Those of the devices of which other sweeps have a slot now, and who."""
+    def _of_others(self) -> dict[str, str]:
+        """The slots of our devices that other sweeps have now, those that we do not count included, and who."""
+        devices = {_device(name) for name in self._slots}
         ours = {name for names in self._held.values() for name in names}
-        found: dict[str, str] = {}
-        with contextlib.suppress(OSError):
-            for name in sorted(os.listdir(self._opened.directory)) if wholes else ():
-                device = whole(_device(name))
-                if device in wholes and name not in ours and device not in found and _is_a_slot(name):
-                    content = _content_of_lease(self._opened.directory, name)
-                    if content:
-                        found[device] = f"is held by {told(content)}"
+        try:
+            names = sorted(os.listdir(self._opened.directory))
+        except OSError:  # no descriptor is left, say
+            return {}
+        found = {}
+        for name in names:
+            if _device(name) in devices and name not in ours and _is_a_slot(name):
+                content = _content_of_lease(self._opened.directory, name)
+                if content:
+                    found[name] = f"is held by {told(content)}"
         return found
 
     def _key(self, device: int) -> str:
@@ -260,8 +302,8 @@ def holders(directory: str) -> dict[str, Holder]:
 
 
 def _content_of_lease(directory: int, name: str) -> bytes | None:
-    """What it says, if somebody has it. Where who had it was killed, it says nothing from then on."""
-    with contextlib.suppress(FileNotFoundError), _opened(directory, name, os.O_RDONLY) as fd:
+    """What it says, if somebody has it, and it can be read. Where who had it was killed, it says nothing afterwards."""
+    with contextlib.suppress(OSError), _opened(directory, name, os.O_RDONLY) as fd:
         content = content_of(fd)
         if not content:
             return None
@@ -304,7 +346,7 @@ def _open_directory(path: str, *, make: bool = True) -> int:
 
 @contextlib.contextmanager
 def _opened(directory: int, name: str, flags: int) -> Iterator[int]:
-    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    fd = os.open(name, flags | _OF_A_FILE, 0o600, dir_fd=directory)
     try:
         yield fd
     finally:

@@ -38,12 +38,13 @@ class Wait(enum.Enum):
 
 @dataclass(frozen=True)
 class _Ticket:
-    """``name``: that of its file, without what it begins with. ``fd``: has it open and locked. ``content``: what it
-    says.
+    """``name``: that of its file, without what it begins with. ``fd``: has it open and locked. ``slots``: it is for
+    these. ``content``: what it says.
     """
 
     name: str
     fd: int
+    slots: frozenset[str]
     content: bytes
 
 
@@ -64,6 +65,11 @@ class Line:
         """A descriptor that becomes readable when something was let go of; None: we do not wait, or cannot watch."""
         return self._bell.fd if self._bell is not None and self._bell.fd >= 0 else None
 
+    @property
+    def deaf(self) -> bool:
+        """We wait, and nothing tells when something is let go of."""
+        return self._bell is not None and self._bell.blind
+
     def descriptors(self) -> set[int]:
         """Those that a job must close: a ticket is locked as long as any process has it."""
         bell = set() if self.bell is None else {self.bell}
@@ -79,7 +85,7 @@ class Line:
         """
         for wait in Wait:
             if wanted.get(wait):
-                self._write(wait, holder.content(slots=sorted(wanted[wait])))
+                self._write(wait, wanted[wait], holder)
             else:
                 self._tear(self._tickets.pop(wait, None))
         new = bool(any(wanted.values()) and self._bell is None)
@@ -92,7 +98,7 @@ class Line:
 
     def stand_also(self, wait: Wait, slots: Collection[str], holder: Holder) -> None:
         """The same for this alone, whatever else is waited for."""
-        self._write(wait, holder.content(slots=sorted(slots)))
+        self._write(wait, slots, holder)
 
     def leave(self, wait: Wait) -> None:
         """Wait for this no longer; the next time, others will have been there before."""
@@ -107,7 +113,7 @@ class Line:
 
     def keep(self, key: int, slots: Collection[str], holder: Holder) -> None:
         """What was waited for with ``Wait.ALONE`` is ours, until ``give_back``: nobody else begins to use it."""
-        self._write(Wait.ALONE, holder.content(slots=sorted(slots), has=True))
+        self._write(Wait.ALONE, slots, holder, has=True)
         if Wait.ALONE in self._tickets:
             self._kept[key] = self._tickets.pop(Wait.ALONE)
         self.leave(Wait.ALONE)
@@ -121,9 +127,9 @@ class Line:
             remove(self.directory, f"{_TICKET}{ticket.name}")
             os.close(ticket.fd)
 
-    def _write(self, wait: Wait, content: bytes) -> None:
+    def _write(self, wait: Wait, slots: Collection[str], holder: Holder, **more: object) -> None:
         """A ticket that says something else keeps its age; where it cannot be written, it stays as it is."""
-        before = self._tickets.get(wait)
+        content, before = holder.content(slots=sorted(slots), **more), self._tickets.get(wait)
         if before is not None and before.content == content:
             return
         now = f"{time.monotonic_ns():020}.{os.getpid()}"
@@ -142,7 +148,7 @@ class Line:
                 remove(self.directory, f"{_UNFINISHED}{now}")
                 os.close(fd)
                 raise
-            self._tickets[wait] = _Ticket(name, fd, content)
+            self._tickets[wait] = _Ticket(name, fd, frozenset(slots), content)
             if before is not None:
                 os.close(before.fd)
                 ring(self.directory, f"{_TICKET}{name}")  # it may be for fewer than before
@@ -153,29 +159,31 @@ class Line:
             self._bell.wait(0)
 
     def before(self, slots: Collection[str], wait: Wait) -> dict[str, str]:
-        """Those of the slots for which somebody else has waited longer, and who, for a person."""
+        """Those of the slots that somebody else has as a whole, or has waited longer for, and who, for a person."""
         found: dict[str, str] = {}
-        for content in self._older(wait):
-            wanted = slots_of(content)
+        mine = self._tickets.get(wait)
+        for name, content in self._others():
+            wanted, older = slots_of(content), mine is None or name < mine.name or has(content)
             why = f"is held by {told(content)}" if has(content) else f"{told(content)} has waited longer for"
             for slot in slots:
-                if wanted is None or meet(slot, wanted):
+                # For what our ticket does not name, it says nothing of how long we have waited.
+                if (wanted is None or meet(slot, wanted)) and (older or mine is None or slot not in mine.slots):
                     found.setdefault(slot, why)
         return found
 
-    def _older(self, wait: Wait) -> Iterator[bytes]:
-        """What others' live tickets say, those before our own, and those of what they have; the dead are taken away."""
-        ours, mine = {ticket.name for ticket in self._ours()}, self._tickets.get(wait)
+    def _others(self) -> Iterator[tuple[str, bytes]]:
+        """Others' live tickets, oldest first: their names, and what they say; the dead ones are taken away."""
+        ours = {ticket.name for ticket in self._ours()}
         for name in self._names():
             kind, _, rest = name.partition(".")
             if f"{kind}." == _UNFINISHED:
                 # Above: of before the machine's last start. Compared as names are: nothing here is to fail for a file.
                 if not f"{time.monotonic_ns() - _UNFINISHED_NS:020}" <= rest <= f"{time.monotonic_ns():020}.":
                     remove(self.directory, name)
-            elif f"{kind}." == _TICKET:
-                content = None if rest in ours else self._content_if_alive(name)
-                if content is not None and (mine is None or rest < mine.name or has(content)):
-                    yield content
+            elif f"{kind}." == _TICKET and rest not in ours:
+                content = self._content_if_alive(name)
+                if content is not None:
+                    yield rest, content
 
     def _names(self) -> list[str]:
         try:
@@ -185,7 +193,7 @@ class Line:
 
     def _content_if_alive(self, name: str) -> bytes | None:
         # Read-only: closing it must not ring.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fd = os.open(name, flags, dir_fd=self.directory)
         except OSError:  # gone just now
@@ -193,12 +201,13 @@ class Line:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return content_of(fd)
+            with contextlib.suppress(OSError):
+                return content_of(fd)
         except OSError:
-            return None
+            pass
         else:
             if same_file(fd, name, self.directory):  # else it was written anew, meanwhile
                 remove(self.directory, name)
-            return None
         finally:
             os.close(fd)
+        return None

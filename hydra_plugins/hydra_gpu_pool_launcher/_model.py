@@ -7,6 +7,7 @@ one job at a time on one *device*, an *outcome* how a job ended.
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -107,7 +108,7 @@ class Layout:
         """True where no job sees a GPU."""
         return all(not device.entry for device in self.devices)
 
-    @property
+    @functools.cached_property
     def slots(self) -> tuple[Slot, ...]:
         """Every slot, device by device."""
         return tuple(Slot(d, k) for d in range(len(self.devices)) for k in range(self.slots_per_device))

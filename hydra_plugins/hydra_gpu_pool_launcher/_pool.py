@@ -165,12 +165,15 @@ class Pool:
         self._carry_out(self.schedule.handle(event, self.world.now()))
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
-        """Each command, in order, and then what follows from the answers to them."""
+        """Each command, in order, and then what follows from the answers to them, one after the other."""
         answers: deque[Event] = deque()
-        for command in commands:
-            answers.extend(self._do(command))
-        while answers:
-            self._tell(answers.popleft())
+        while True:
+            # No recursion: of a thousand slots, each may be another sweep's.
+            new = [answer for command in commands for answer in self._do(command)]
+            answers.extendleft(reversed(new))
+            if not answers:
+                return
+            commands = self.schedule.handle(answers.popleft(), self.world.now())
 
     def _do(self, command: Command) -> Sequence[Event]:
         match command:

@@ -68,13 +68,15 @@ class Phase(enum.Enum):
 class _Entry:
     """A job that is not over, and its next try, or the one that runs.
 
-    ``alone``: it takes all slots of its devices. ``failed``: how the try before ended.
+    ``alone``: it takes all slots of its devices. ``failed``: how the try before ended. ``refused``: others had slots
+    that it needs, so it is in line.
     """
 
     job: Job
     attempt: int = 1
     alone: bool = False
     failed: Outcome | None = None
+    refused: bool = False
 
 
 @dataclass(eq=False)
@@ -115,6 +117,7 @@ class Schedule:
     _gauge: Gauge = field(init=False)
     _crowded: bool = False  # the system has refused a process since the last end of a job
     _reserved: tuple[int, ...] = ()  # the devices that the first of those that need whole ones is to have
+    _closed: Collection[int] = ()  # and those that were closed for memory when they were chosen
     _wanted: frozenset[Slot] = frozenset()  # of others, by the next job
     _since: float | None = None  # when something of others was first found to be wanted
     _again: float | None = None  # when to see whether they still are
@@ -213,8 +216,7 @@ class Schedule:
         """
         waiting = Waiting()
         if self._stopped is None and not self._held and not self._crowded:
-            alone = frozenset(self._reserved if self._alone else ())
-            waiting = Waiting(*self._next_waits_for(alone), alone)
+            waiting = Waiting(*self._next_waits_for(), self._waits_as_a_whole())
         self._wanted = waiting.slots
         if not waiting.slots and not waiting.drained and not (waiting.alone and self._slots.others):
             self._since = self._again = None
@@ -223,8 +225,16 @@ class Schedule:
             self._since, self._again = now, now + _SOON_S
         return replace(waiting, told=frozenset(self._slots.others)) if now >= self._since + _SOON_S else waiting
 
-    def _next_waits_for(self, reserved: frozenset[int]) -> tuple[frozenset[Slot], frozenset[int]]:
+    def _waits_as_a_whole(self) -> frozenset[int]:
+        """The devices that nobody else is to begin to use: none for a job that could not start on them all the same."""
+        if not self._alone or (self._due is not None and not self._alone[0].refused):
+            return frozenset()
+        wanted = self._slots.as_empty(self._closed) if self._slots.others else frozenset(self._reserved)
+        return wanted - self._gauge.in_vain
+
+    def _next_waits_for(self) -> tuple[frozenset[Slot], frozenset[int]]:
         """The slots that others have, and the devices whose memory they hold, of those that are not reserved."""
+        reserved = frozenset(self._reserved if self._alone else ())
         if not self._queue or self._due is not None:
             return frozenset(), frozenset()
         slots = self._wanted if self._gauge.looking else frozenset()  # then it is not known yet who has them
@@ -289,7 +299,7 @@ class Schedule:
 
         ``closed``: devices on which nothing may start for now.
         """
-        self._reserved = self._slots.emptiest(closed) if self._alone else ()
+        self._closed, self._reserved = closed, self._slots.emptiest(closed) if self._alone else ()
         if self._alone:
             slots = self._slots.all_of(self._reserved)
             if slots is not None and not {*self._reserved} & {*closed}:
@@ -317,6 +327,7 @@ class Schedule:
         self._not_before = now  # it was no start
         if stopped is not None:
             return self._end(entry, entry.attempt - 1, cancelled(f"{stopped.why}; {_before(entry)}"), now)
+        entry.refused = True
         self._enqueue(entry)
         self._slots.others |= event.slots
         return [] if self._crowded else self._start(now)

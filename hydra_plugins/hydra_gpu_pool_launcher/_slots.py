@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from ._model import Layout, Slot
@@ -60,12 +60,21 @@ class Slots:
 
         ``closed``: devices on which no job may start for now, and which are left to others where there is a choice.
         """
-        usable = {slot.device for slot in self.layout.slots if slot not in self._retired}
-        if len(usable) < self.layout.devices_per_job:
-            return ()
+        return tuple(sorted(self._by_emptiness(closed)[: self.layout.devices_per_job]))
+
+    def as_empty(self, closed: Collection[int] = ()) -> frozenset[int]:
+        """These, and all others that may be wholly free just as soon: nobody can say whose jobs will end first."""
+        devices, key = self._by_emptiness(closed), self._emptiness(closed)
+        last = devices[: self.layout.devices_per_job][-1:]
+        return frozenset(device for device in devices if last and key(device) <= key(last[0]))
+
+    def _by_emptiness(self, closed: Collection[int]) -> list[int]:
+        usable = sorted({slot.device for slot in self.layout.slots if slot not in self._retired})
+        return sorted(usable, key=self._emptiness(closed)) if len(usable) >= self.layout.devices_per_job else []
+
+    def _emptiness(self, closed: Collection[int]) -> Callable[[int], tuple[int, bool, int]]:
         retired, load = Counter(s.device for s in self._retired), self._load()
-        chosen = sorted(usable, key=lambda device: (retired[device], device in closed, load[device], device))
-        return tuple(sorted(chosen[: self.layout.devices_per_job]))
+        return lambda device: (retired[device], device in closed, load[device])
 
     def _load(self) -> Counter[int]:
         ours = self._ours

@@ -44,6 +44,10 @@ CANCEL = signal.SIGUSR2
 """To the supervisor, from whoever has asked for the end of a job, see ``_files.ask_to_cancel``."""
 
 
+LISTEN_S = 1.0
+"""From one look at what others have to the next, where nothing tells of what they let go of."""
+
+
 @dataclass(frozen=True)
 class App:
     """What the supervisor inherits by the fork: the app as it is, and how its jobs are to be run.
@@ -121,6 +125,7 @@ class SystemWorld:
         )
         self._leases = leases
         self._said_unleased = False
+        self._said_deaf = False
         self._over: set[int] = set()  # of the channel and the lifelines: those that have told all they can
 
     def now(self) -> float:
@@ -129,11 +134,23 @@ class SystemWorld:
     def wait(self, deadline: float | None) -> Sequence[Happening]:
         while True:
             measured = [self._with_others(one) for one in self._memory.step(time.monotonic())]
-            dues = [due for due in (deadline, self._memory.deadline) if due is not None]
+            listen = time.monotonic() + LISTEN_S if self._leases is not None and self._leases.deaf else None
+            dues = [due for due in (deadline, self._memory.deadline, listen) if due is not None]
             timeout = 0.0 if measured else min(dues) - time.monotonic() if dues else None
             events = [*measured, *self._wait(timeout)]
+            if listen is not None and time.monotonic() >= listen:
+                self._tell_that_we_are_deaf()
+                events.append(Freed())
             if events or (deadline is not None and time.monotonic() >= deadline):
                 return events
+
+    def _tell_that_we_are_deaf(self) -> None:
+        if not self._said_deaf:
+            self._said_deaf = True
+            self.warn(
+                "nothing tells when another sweep lets go of a slot, so gpu_pool looks once a second: inotify refuses "
+                "to watch the leases; its limits are sysctl fs.inotify.max_user_instances and max_user_watches"
+            )
 
     def _with_others(self, measured: Measured) -> Measured:
         others = frozenset[int]() if self._leases is None else self._leases.of_others()
