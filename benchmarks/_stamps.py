@@ -126,7 +126,7 @@ def watched(at: Place, launcher: Sequence[str], jobs: int, until: Callable[[Stam
     """
     pipe = at.directory / "stamps"
     os.mkfifo(pipe)
-    read = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    read = os.open(pipe, os.O_RDWR)  # so that it has a writer to the end
     at.environ["BENCH_STAMPS"] = str(pipe)
     at.environ["PYTHONPATH"] = str(Path(__file__).with_name("_bare"))
     try:

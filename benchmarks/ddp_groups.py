@@ -126,4 +126,4 @@ def journal(sweep_dir: Path) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main(__doc__, measure, Sizes(rounds=5, jobs=11), Sizes(rounds=1, jobs=2))
+    main(__doc__, measure, Sizes(rounds=3, jobs=11), Sizes(rounds=1, jobs=2))

@@ -44,4 +44,4 @@ def measure(sizes: Sizes) -> list[Table]:
 
 
 if __name__ == "__main__":
-    main(__doc__, measure, Sizes(rounds=2, jobs=200), Sizes(rounds=1, jobs=6))
+    main(__doc__, measure, Sizes(rounds=2, jobs=100), Sizes(rounds=1, jobs=6))
