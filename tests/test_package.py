@@ -122,6 +122,7 @@ def test_the_sdist_can_be_developed_from(dist: Path) -> None:
         "LICENSE",
         "Makefile",
         "README.md",
+        "benchmarks/README.md",
         "example_app/conf/hydra/launcher/box.yaml",
         "example_app/train.py",
         "pyproject.toml",

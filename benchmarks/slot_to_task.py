@@ -1,0 +1,51 @@
+"""How long a job takes to begin: from a job's process gone to the task function of the next one entered on its slot.
+
+Beside it is what that cannot do without: the fork of the same app, and Hydra's composition of the job's config, in the
+fork. Both are measured in ``bare``, a launcher that does no more than that, also with two jobs at once, since two
+compositions at once slow each other. Hydra's run_job, which comes between composition and task function in both, and
+makes the job's directory and sets up its logging, is not taken from ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from _measure import Goal, Series, Table, main, turns
+from _place import LAUNCHERS, place
+from _stamps import APP, BARE, Stamps, gaps, watched
+
+
+@dataclass(frozen=True)
+class Sizes:
+    rounds: int
+    jobs: int
+
+
+def measure(sizes: Sizes) -> list[Table]:
+    ways = {"gpu_pool": LAUNCHERS["gpu_pool"], "bare": BARE}
+    seen: dict[str, list[Stamps]] = {name: [] for name in ways}
+    with place(APP) as at:
+        for name in turns([*ways], sizes.rounds):
+            seen[name].append(watched(at, ways[name], sizes.jobs))
+
+    question = "from the slot free to the next job's task function entered"
+    floor = "bare: fork and composition"
+    series = (
+        Series("gpu_pool", gaps(seen["gpu_pool"], "gone", "task")),
+        Series("bare", gaps(seen["bare"], "gone", "task")),
+        Series(floor, parts(seen["bare"], "forking", "composed")),
+        Series("bare: fork", parts(seen["bare"], "forking", "begun")),
+        Series("gpu_pool: fork", parts(seen["gpu_pool"], "forking", "begun")),
+    )
+    goal = Goal(f"{question}, beyond fork and composition", "gpu_pool", 10, floor, difference=True)
+    return [Table(question, "ms", series, (goal,))]
+
+
+def parts(seen: list[Stamps], before: str, after: str) -> tuple[float, ...]:
+    """Of each job but the first ones, in milliseconds."""
+    pairs = [pair for stamps in seen for pair in stamps.successions()]
+    return tuple(1000 * (job.times[after] - job.times[before]) for _, job in pairs)
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, Sizes(rounds=2, jobs=100), Sizes(rounds=1, jobs=6))
