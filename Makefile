@@ -9,7 +9,7 @@ BENCH_BIN := .venv-bench/bin
 BENCH_INSTALLED := .venv-bench/installed
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-ddp test test-all test-gpu chaos bench check pictures clean
+.PHONY: help demo demo-ddp test test-long test-all test-gpu chaos bench check pictures clean
 
 help: ## these lines
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -23,13 +23,16 @@ demo-ddp: $(INSTALLED) ## the same, each job a group of two ranks, on CPU ranks 
 # A file's tests stay together: they share sweeps.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-test: $(INSTALLED) ## the tests, in this one environment
-	$(BIN)/pytest $(SIDE_BY_SIDE)
+test: $(INSTALLED) ## the tests, in this one environment, but for those that take long
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not long"
+
+test-long: $(INSTALLED) ## those that take long: they train, or run thousands of jobs, or import torch again and again
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m long
 
 test-gpu: $(INSTALLED) ## the tests that need a real GPU
 	$(BIN)/pytest -m gpu
 
-test-all: $(INSTALLED) ## the tests, in every environment of tox; needs Python 3.10 to 3.13 on PATH
+test-all: $(INSTALLED) ## all tests, in every environment of tox; needs Python 3.10 to 3.13 on PATH
 	$(BIN)/tox run
 
 MINUTES ?= 20

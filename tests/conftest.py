@@ -17,6 +17,37 @@ from support import RunApp
 from hydra_plugins.hydra_gpu_pool_launcher import _family, _process, _sysfs
 
 
+LONG_FILES = {
+    "test_ddp_clients",
+    "test_example_app",
+    "test_hydra_suites",
+    "test_libraries",
+    "test_lightning",
+    "test_long_sweeps",
+}
+"""They train with torch and its clients, play Hydra's own tests, or run thousands of jobs."""
+
+TABLES = {"test_ddp", "test_ddp_deaths", "test_ddp_nodes", "test_deaths", "test_start_methods"}
+"""What they prove of a fork they prove again of fresh interpreters, each of which imports everything anew."""
+
+LONG_TESTS = (
+    "test_a_resumed_sweep_that_is_killed_again_and_again_",
+    "test_a_sweep_killed_while_it_",
+    "test_a_used_directory_is_not_mistaken_",
+    "test_forty_groups_",
+)
+
+
+@pytest.hookimpl(tryfirst=True)  # before those of one mark are chosen
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """``make test`` is to take less than ten minutes on two cores: what takes long is in ``make test-long``."""
+    for item in items:
+        module, _, name = item.nodeid.rpartition("/")[2].partition(".py::")
+        fresh = "spawn" in name or "fresh_interpreter" in name
+        if module in LONG_FILES or (module in TABLES and fresh) or name.rpartition("::")[2].startswith(LONG_TESTS):
+            item.add_marker(pytest.mark.long)
+
+
 def pytest_collection_finish() -> None:
     """Garbage is looked for after each test: among what tests have made, and not in all of torch, say."""
     gc.collect()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import gc
 import hashlib
 import itertools
 import json
@@ -10,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,7 +21,7 @@ from typing import Any
 import pytest
 from test_view import end, launch, queued, seen, start
 
-from hydra_plugins.hydra_gpu_pool_launcher import _sheet, _timeline
+from hydra_plugins.hydra_gpu_pool_launcher import _family, _process, _sheet, _timeline
 from hydra_plugins.hydra_gpu_pool_launcher._markup import WORDS, cell_text, plain, span
 from hydra_plugins.hydra_gpu_pool_launcher._page import page, to_be_told
 from hydra_plugins.hydra_gpu_pool_launcher._view import State, View
@@ -412,10 +415,17 @@ def browser() -> Iterator[Any]:
     if chromium is None:
         pytest.skip("there is no chromium on PATH")
     arguments = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    _process.become_subreaper()  # its crash handlers are daemons, which may outlive it
+    before = _family.children()
     with playwright.sync_playwright() as started:
         running = started.chromium.launch(executable_path=chromium, args=arguments)
         yield running
         running.close()
+    gc.collect()  # its event loop has sockets
+    for pid in _family.children() - before:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 Open = Callable[..., Any]
