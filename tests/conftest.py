@@ -16,7 +16,6 @@ from support import RunApp
 
 from hydra_plugins.hydra_gpu_pool_launcher import _family, _process, _sysfs
 
-
 LONG_FILES = {
     "test_ddp_clients",
     "test_example_app",
