@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 from support import RunApp, outcome, outcomes, value
 
-from hydra_plugins.hydra_gpu_pool_launcher import Status
+from hydra_plugins.hydra_gpu_pool_launcher import Status, _interpreter
 
 # --- what it sees ---
 
@@ -204,6 +204,35 @@ def test_jobs_draw_the_same_numbers_exactly_where_the_app_has_seeded_them(
     done = run_app(SEEDING.format(module=module, draw=draw, seed=seeds))
     assert done.stderr == ""
     assert done.stdout.split() == (["1", "1", "True"] if seeded else ["4", "4", "False"])
+
+
+def test_what_each_job_needs_is_looked_for_once_in_the_process_that_forks_them(tmp_path: Path) -> None:
+    def job() -> tuple[int, int, bool]:
+        found = _interpreter._libraries.cache_info()
+        return found.misses, found.hits, "threadpoolctl" in sys.modules
+
+    before = _interpreter._libraries.cache_info()
+    seen = [o.value for o in outcomes(tmp_path, job, {}, {}, gpus=[])]
+    assert seen == [(before.misses + 1, before.hits + 1, True)] * 2, "by the supervisor; and then there for each job"
+    assert _interpreter._libraries.cache_info() == before
+
+
+class _Registered:
+    """Tells when it is taken apart, in whichever process that is."""
+
+    def __del__(self) -> None:
+        print("taken apart", flush=True)
+
+
+def test_what_the_app_has_registered_for_its_exit_is_not_even_taken_apart_in_a_job(tmp_path: Path) -> None:
+    class Owner:
+        pass
+
+    owner = Owner()
+    finalizer = weakref.finalize(owner, print, _Registered())
+    outcomes(tmp_path, lambda: None, {}, gpus=[])
+    assert (tmp_path / ".gpu_pool/jobs/0/output.log").read_text() == ""
+    finalizer.detach()
 
 
 @pytest.mark.parametrize(("given", "own"), [("auto", None), (3, None), ("auto", "7")])

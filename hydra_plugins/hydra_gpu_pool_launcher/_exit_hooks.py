@@ -20,6 +20,9 @@ from . import _descriptors, _family, _pidfd
 
 _TRACKER_S = 5.0
 
+_of_the_app: list[object] = []
+"""What it has registered. It is not taken apart: that would copy hundreds of pages that the job shares with others."""
+
 
 def forget_exit_hooks() -> OfTheApp:
     """Drop what the app registered for *its* exit: it would remove the app's files, or end the app's processes.
@@ -29,7 +32,8 @@ def forget_exit_hooks() -> OfTheApp:
     """
     atexit._clear()
     finalize: Any = weakref.finalize
-    finalize._registry.clear()
+    _of_the_app.append(finalize._registry)
+    finalize._registry = {}
     finalize._registered_with_atexit = False
     process = sys.modules.get("multiprocessing.process")
     if process is not None:

@@ -145,6 +145,7 @@ def be_supervisor(
         signal.signal(signum, lambda *_: None)  # seen through the pipe
     signal.pthread_sigmask(signal.SIG_SETMASK, mask - handled)
     _process.become_subreaper()
+    _interpreter.prepare()
     leases = None if opened is None else Leases(opened, app.layout)
     world = SystemWorld(app, origin, wakeup, guard_pidfd, of_the_app, mask - stopping, spawn, imported, leases)
     _streams.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 1, 2)  # until it has a log, and never a terminal

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import logging
 import os
@@ -16,7 +17,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ._torchrun import without_ranks
@@ -198,14 +199,41 @@ def limit_threads(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
     return dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
+@functools.cache
+def _libraries() -> Any:
+    """The numeric libraries that are loaded when this is first called; those that come later read their variables.
+
+    To find them, and the library that does, takes longer than all else that a job does before its task.
+    """
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+@functools.cache
+def _setproctitle() -> Callable[[str], None] | None:
+    """None where that library is not installed: to find out takes milliseconds, too."""
+    try:
+        from setproctitle import setproctitle
+    except ImportError:
+        return None
+    titled: Callable[[str], None] = setproctitle
+    return titled
+
+
+def prepare() -> None:
+    """Find what each job would have to find by itself. Runs in the process that forks them, before the first one."""
+    _setproctitle()
+    with contextlib.suppress(Exception):  # a library that cannot be looked at: the jobs say so
+        _libraries()
+
+
 def apply_threads(threads: int) -> None:
     """Tell the numeric libraries that are loaded already, and do not read their variables again.
 
     Runs in the job, after ``pause_openmp`` in the process that forked it.
     """
-    from threadpoolctl import threadpool_limits
-
-    threadpool_limits(limits=threads)
+    _libraries().limit(limits=threads)
     torch = loaded_torch()
     if torch is not None and hasattr(torch, "set_num_threads"):
         torch.set_num_threads(threads)
@@ -239,11 +267,9 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 
 def set_title(title: str) -> None:
     """What nvidia-smi, htop and ps show of this process, where the library for it is installed."""
-    try:
-        from setproctitle import setproctitle
-    except ImportError:
-        return
-    setproctitle(title)
+    setproctitle = _setproctitle()
+    if setproctitle is not None:
+        setproctitle(title)
 
 
 def freeze_garbage() -> None:
