@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.callbacks import Callbacks
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
@@ -49,7 +51,7 @@ def main(jobs: int, directory: str) -> dict[str, Any]:
     launcher = GpuPoolLauncher(gpus=[], cpu_slots=2, start_method="fork")
     config = OmegaConf.create(CONFIG)
     assert isinstance(config, DictConfig)
-    nobody_asks_it: Any = None
+    nobody_asks_it = ConfigLoaderImpl(ConfigSearchPathImpl())
     context = HydraContext(config_loader=nobody_asks_it, callbacks=Callbacks())
     launcher.setup(hydra_context=context, task_function=lambda _: None, config=config)
     overrides = [[f"x={i}"] for i in range(jobs)]

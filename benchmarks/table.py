@@ -25,6 +25,7 @@ PROGRAMS = (
     "long_sweep",
     "plugin_import",
     "display_cost",
+    "job_stages",
 )
 """In the order of the table."""
 

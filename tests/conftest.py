@@ -61,7 +61,7 @@ def _nothing_is_left_behind() -> Iterator[None]:
     yield
     gc.collect()  # a launcher whose sweep failed hangs on the frames of that failure, and its supervisor on it
     left = _family.children() - before
-    names = {pid: _command(pid) for pid in left if not _is_zombie(pid)}
+    names = {pid: command for pid in left if (command := _command(pid))}
     _process_end(left)
     assert not names, f"the test left processes behind: {names}"
 
@@ -149,18 +149,12 @@ def _told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **environ: str) -> Ca
     return cards
 
 
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 def _command(pid: int) -> str:
+    """Of a process that lives; "" of one that is dying, and has no memory any more, or is dead."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except (FileNotFoundError, ProcessLookupError):
-        return "(gone)"
+        return ""
 
 
 def _process_end(pids: set[int]) -> None:

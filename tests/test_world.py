@@ -140,6 +140,38 @@ print(job == threads(), set(job) == {1})
     assert done.stdout.split()[0 if as_in_main else 1] == "True", done.stderr
 
 
+def test_no_library_starts_a_thread_in_a_job_for_being_told_how_many_it_may_have(run_app: RunApp) -> None:
+    """OpenBLAS does, and the thread spins for a tenth of a second, in every job."""
+    pytest.importorskip("numpy")
+    source = """
+import os, numpy
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+for threads_per_job in (1, 2, "auto"):
+    pool = GpuPool(gpus=[], cpu_slots=1, progress="none", threads_per_job=threads_per_job)
+    print(*(outcome.value for outcome in pool.map(threads, [{}, {}])))
+"""
+    assert run_app(source).stdout == "1 1\n" * 3
+
+
+def test_libraries_have_their_own_number_of_threads_again_where_the_user_has_told_them_since(run_app: RunApp) -> None:
+    pytest.importorskip("numpy")
+    source = """
+import numpy
+from hydra_plugins.hydra_gpu_pool_launcher import _interpreter
+
+own = [before for _, before in _interpreter._libraries()]
+for threads in (1, None, 3, None):
+    _interpreter.apply_threads_before(threads)
+    now = [library.num_threads for library, _ in _interpreter._libraries()]
+    print(now == own if threads is None else set(now) == {threads})
+"""
+    assert run_app(source).stdout == "True\n" * 4
+
+
 # --- what is said once, before anything starts ---
 
 

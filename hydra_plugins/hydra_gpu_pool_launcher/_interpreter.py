@@ -200,14 +200,15 @@ def limit_threads(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 @functools.cache
-def _libraries() -> Any:
-    """The numeric libraries that are loaded when this is first called; those that come later read their variables.
+def _libraries() -> list[tuple[Any, int]]:
+    """The numeric libraries that are loaded when this is first called, and how many threads each uses then.
 
-    To find them, and the library that does, takes longer than all else that a job does before its task.
+    Those that come later read their variables. To find them, and what finds them, takes longer than all else that a job
+    does before its task.
     """
     from threadpoolctl import ThreadpoolController
 
-    return ThreadpoolController()
+    return [(library, library.num_threads) for library in ThreadpoolController().lib_controllers]
 
 
 @functools.cache
@@ -222,7 +223,7 @@ def _setproctitle() -> Callable[[str], None] | None:
 
 
 def prepare() -> None:
-    """Find what each job would have to find by itself. Runs in the process that forks them, before the first one."""
+    """Find what each job would have to find by itself. Runs in the process that forks them, once."""
     _setproctitle()
     with contextlib.suppress(Exception):  # a library that cannot be looked at: the jobs say so
         _libraries()
@@ -233,10 +234,27 @@ def apply_threads(threads: int) -> None:
 
     Runs in the job, after ``pause_openmp`` in the process that forked it.
     """
-    _libraries().limit(limits=threads)
+    _tell_libraries(threads)
     torch = loaded_torch()
     if torch is not None and hasattr(torch, "set_num_threads"):
         torch.set_num_threads(threads)
+
+
+def apply_threads_before(threads: int | None) -> None:
+    """The same as far as a job inherits it. Runs in the process that forks jobs, before those of a launch.
+
+    OpenBLAS, told in a fork, starts the threads that it had in the parent, and each of them spins for a tenth of a
+    second, whoever needs the core; told in the parent, it starts none. None: as they were.
+    """
+    with contextlib.suppress(Exception):  # see ``prepare``
+        _tell_libraries(threads)
+
+
+def _tell_libraries(threads: int | None) -> None:
+    for library, before in _libraries():
+        wanted = before if threads is None else threads
+        if library.num_threads != wanted:
+            library.set_num_threads(wanted)
 
 
 def enable_faulthandler() -> None:

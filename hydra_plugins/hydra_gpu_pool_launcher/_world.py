@@ -199,7 +199,17 @@ class SystemWorld:
 
     def open(self, request: Request) -> Earlier | None:
         self._said_unsaved = False
-        return self._records.open(request)
+        earlier = self._records.open(request)
+        if self._spawn is None:
+            threads = self._threads(request)
+            limited = _interpreter.limit_threads(threads, request.environ)
+            _interpreter.apply_threads_before(threads if limited else None)
+        return earlier
+
+    def _threads(self, request: Request) -> int:
+        """Those of each job of the launch."""
+        at_once = max(1, min(self._app.layout.jobs_at_once, len(request.jobs)))
+        return self._app.threads_per_job or max(1, self._app.cores // at_once)
 
     def refuse(self, why: str) -> None:
         self.tell({"refused": why})
@@ -268,7 +278,6 @@ class SystemWorld:
         _returns.set_aside_logs(files, num)
         output = _files.open_to_append(files.output(num))
         visibility = app.devices(start.slots, request.environ)
-        at_once = max(1, min(app.layout.jobs_at_once, len(request.jobs)))
         assignment = _job.Try(
             job=start.job,
             files=files,
@@ -278,7 +287,7 @@ class SystemWorld:
                 "GPU_POOL_JOB_NUM": str(num),
             },
             cwd=request.cwd,
-            threads=app.threads_per_job or max(1, app.cores // at_once),
+            threads=self._threads(request),
             random_before_fork=self._origin.random_state,
             visibility=tuple(visibility),
             group=app.group,
