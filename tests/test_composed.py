@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,13 +43,19 @@ class Counted(ConfigLoaderImpl):
         return super().load_sweep_config(master_config, sweep_overrides)
 
 
+def initialize(directory: str) -> initialize_config_dir:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Hydra 1.4's, of version_base
+        return initialize_config_dir(directory, version_base=None)
+
+
 @pytest.fixture
 def loader(tmp_path: Path) -> Iterator[Counted]:
     (tmp_path / "db").mkdir()
     (tmp_path / "config.yaml").write_text(CONFIG)
     for name, text in DB.items():
         (tmp_path / f"db/{name}.yaml").write_text(text)
-    with initialize_config_dir(str(tmp_path), version_base=None):
+    with initialize(str(tmp_path)):
         yield Counted(GlobalHydra.instance().config_loader().get_search_path())
 
 
@@ -102,7 +110,8 @@ def test_a_resolver_without_a_memory_is_asked_by_the_job(
 
 
 @pytest.mark.parametrize(
-    "what", ["nothing was composed", "another directory", "another sweep", "hydra's overrides", "cleared"]
+    "what",
+    ["nothing was composed", "another directory", "another sweep", "hydra's overrides", "another file", "cleared"],
 )
 def test_what_was_composed_for_something_else_is_composed_anew(
     loader: Counted, config: DictConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
@@ -115,6 +124,9 @@ def test_what_was_composed_for_something_else_is_composed_anew(
         monkeypatch.chdir(tmp_path / "db")
     elif what == "hydra's overrides":
         config.hydra.overrides.hydra.append("hydra.job.name=other")
+    elif what == "another file":
+        (tmp_path / "other.yaml").write_text(CONFIG)
+        config.hydra.job.config_name = "other"
     elif what == "cleared":
         composed.clear()
     before = loader.composed
@@ -138,16 +150,49 @@ def test_a_config_that_cannot_be_pickled_is_composed_by_its_job(loader: Counted,
     assert callable(composed.take(["lr=1"]).thing)
 
 
+class Odd(Exception):
+    """It pickles, and does not unpickle."""
+
+    def __init__(self, what: str, more: str) -> None:
+        super().__init__(what)
+        self.more = more
+
+
+@pytest.mark.parametrize("thing", [object(), Odd("a", "b"), SimpleNamespace(a=1)], ids=["plain", "odd", "namespace"])
+def test_an_object_in_a_config_is_the_very_same_one_in_its_job(
+    loader: Counted, config: DictConfig, thing: object
+) -> None:
+    composed = Composed(loader, config)
+
+    def compose(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        made = Counted.load_sweep_config(loader, master_config, sweep_overrides)
+        made._set_flag(["allow_objects", "struct"], [True, False])
+        made.things = [thing]
+        return made
+
+    composed._compose = compose
+    loader.load_sweep_config(config, ["lr=1"])
+    assert composed.take(["lr=1"]).things[0] is thing
+
+
+def test_what_cannot_be_loaded_is_composed(loader: Counted, config: DictConfig) -> None:
+    composed = Composed(loader, config)
+    loader.load_sweep_config(config, ["lr=1"])
+    composed._kept = dict.fromkeys(composed._kept, b"nonsense")
+    assert composed.take(["lr=1"]).lr == 1
+
+
 def test_what_is_kept_has_a_bound_in_memory(
     loader: Counted, config: DictConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_composed, "_MOST_BYTES", 1)
     composed = Composed(loader, config)
-    for lr in range(3):
+    loader.load_sweep_config(config, ["lr=0"])
+    monkeypatch.setattr(_composed, "_MOST_BYTES", 2 * composed._size + 100)
+    for lr in (0, 0, 0, 1, 2):
         loader.load_sweep_config(config, [f"lr={lr}"])
     before = loader.composed
     assert [composed.take([f"lr={lr}"]).lr for lr in range(3)] == [0, 1, 2]
-    assert loader.composed == before + 2
+    assert loader.composed == before + 1
 
 
 def test_the_loader_of_a_later_sweep_keeps_for_that_alone_and_can_be_carried_to_another_process(
@@ -174,14 +219,14 @@ import hydra
 from omegaconf import OmegaConf
 import hydra._internal.config_loader_impl as impl
 
-compose, main_process = impl.ConfigLoaderImpl.load_configuration, os.getpid()
+compose, main_process = impl.ConfigLoaderImpl.load_sweep_config, os.getpid()
 
 def counted(*args, **kwargs):
     if os.getpid() != main_process:
         print("COMPOSED IN A JOB", flush=True)
     return compose(*args, **kwargs)
 
-impl.ConfigLoaderImpl.load_configuration = counted
+impl.ConfigLoaderImpl.load_sweep_config = counted
 
 @hydra.main(version_base=None, config_path=".", config_name="config")
 def main(cfg):
@@ -219,3 +264,25 @@ def test_jobs_of_a_sweeper_that_composes_nothing_compose_their_own(run_app: RunA
     assert done.returncode == 0, done.stderr
     assert values(tmp_path) == ["as it was", "edited"]
     assert "COMPOSED" in (tmp_path / "sweep/.gpu_pool/jobs/0/output.log").read_text()
+
+
+def test_a_supervisor_that_serves_a_second_launch_does_not_run_the_configs_of_the_first(
+    run_app: RunApp, tmp_path: Path
+) -> None:
+    write_sweeper(
+        tmp_path,
+        """
+        import threading
+        for batch in (0, 1):
+            open("config.yaml", "w").write(f"x: 0\\ny: batch {batch}\\n")
+            body = self.launcher._sweep._body
+            body._hydra_context.config_loader.load_sweep_config(body._config, ["x=1"])
+            self.launcher.launch([["x=1"]], initial_job_idx=batch)
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        """,
+    )
+    (tmp_path / "config.yaml").write_text("x: 0\ny: before\n")
+    arguments = ("-m", "hydra/launcher=gpu_pool", "hydra.sweep.dir=sweep", "hydra/sweeper=own")
+    done = run_app(APP.replace('    open("config.yaml", "w").write("x: 0\\ny: edited\\n")\n', ""), *arguments)
+    assert done.returncode == 0, done.stderr
+    assert values(tmp_path) == ["batch 0", "batch 1"]

@@ -1343,7 +1343,7 @@ def test_a_job_that_needs_whole_devices_waits_for_all_of_their_slots_and_takes_t
     assert placed(pool.handle(taken(0, (0, 1)), 1)) == {0: [(1, 0), (1, 1)]}
     assert placed(pool.handle(taken(0, (1, 1)), 1)) == {}
     assert pool.waiting(1) == Waiting(alone=frozenset({0, 1})), "either may be the first to come free"
-    assert placed(pool.handle(Freed(), 2)) == {0: [(0, 0), (0, 1)]}
+    assert placed(pool.handle(Freed(), 2)) == {0: [(1, 0), (1, 1)]}
     assert not pool.waiting(2)
 
 
@@ -1415,6 +1415,15 @@ def test_a_job_that_needs_a_whole_device_waits_for_each_that_may_be_the_first_to
     assert pool.waiting(1) == Waiting(alone=frozenset({0, 1, 2}))
     assert placed(pool.handle(Freed(), 2)) == {0: [(0, 0)]}
     assert placed(pool.handle(taken(0, (0, 0), (2, 0)), 2)) == {0: [(1, 0)]}
+
+
+def test_a_device_of_which_a_slot_is_kept_free_already_is_not_given_up_for_one_that_is_no_emptier() -> None:
+    pool = Schedule(layout(devices=2, slots=2), Policy(GRACE_S, max_retries=1, retry_on=frozenset({"oom"})))
+    started = placed(pool.handle(submitted(0, 1, 2, 3, 4, 5), 0))
+    assert started == {0: [(0, 0)], 1: [(1, 0)], 2: [(0, 1)], 3: [(1, 1)]}
+    assert placed(pool.handle(gone(1, FULL), 2)) == {}, "a slot of device 1 is kept free"
+    assert placed(pool.handle(gone(0), 6)) == {4: [(0, 0)]}, "and goes on to be"
+    assert placed(pool.handle(gone(3), 8)) == {1: [(1, 0), (1, 1)]}
 
 
 def test_a_device_that_comes_free_first_is_the_only_one_that_is_waited_for_as_a_whole() -> None:

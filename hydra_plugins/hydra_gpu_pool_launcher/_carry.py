@@ -49,6 +49,12 @@ class CarriedBody(Body, Protocol):
     def renewed(self) -> Mapping[str, object]:
         """Those of the parts that the job has changed before it calls the function. Runs in the job's process."""
 
+    def begin_another_launch(self) -> None:
+        """Forget what was kept for the jobs of the last one. Runs in main after each launch, and in the supervisor.
+
+        There it runs before each launch but the first: that may have been kept for before the fork.
+        """
+
     def begin_rank(self, rank: int) -> None:
         """What the job's own process has done for its function, in the fresh interpreter of a rank."""
 

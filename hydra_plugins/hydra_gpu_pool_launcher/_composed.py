@@ -7,8 +7,11 @@ half of the time of a job that does nothing; and a config file that is edited du
 from __future__ import annotations
 
 import contextlib
+import enum
+import io
 import os
 import pickle
+import types
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 _MOST_BYTES = 64 << 20
 """Of all configs of a launch, compressed, some thousands of them: what comes after that is composed by its job."""
 
-_Key = tuple[str, tuple[str, ...], tuple[str, ...]]
+_Key = tuple[str, str, tuple[str, ...], tuple[str, ...]]
 
 
 class Composed:
@@ -42,32 +45,62 @@ class Composed:
     def _compose_and_keep(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """In the place of the loader's own method, with its signature."""
         config = self._compose(master_config, sweep_overrides)
-        if master_config is self._config and self._size < _MOST_BYTES:
-            with contextlib.suppress(Exception):  # a class that is local to a function, say: the job composes it
-                content = zlib.compress(pickle.dumps(config, pickle.HIGHEST_PROTOCOL), level=1)
-                self._kept[self._key(sweep_overrides)] = content
-                self._size += len(content)
+        if master_config is self._config:
+            with contextlib.suppress(Exception):  # it holds what has an identity of its own: the job composes it
+                content = zlib.compress(_pickled(config), level=1)
+                if self._size + len(content) <= _MOST_BYTES:
+                    self._size += len(content) - len(self._kept.pop(self._key(sweep_overrides), b""))
+                    self._kept[self._key(sweep_overrides)] = content
         return config
 
     def take(self, overrides: Sequence[str]) -> DictConfig:
         """The config of a job, as the loader would compose it here. Raises what the loader raises."""
-        content = self._kept.get(self._key(overrides))
-        if content is None:
+        config = self._loaded(overrides)
+        if config is None:
             return self._compose(self._config, list(overrides))
-        config = pickle.loads(zlib.decompress(content))
-        assert isinstance(config, DictConfig)
         OmegaConf.copy_cache(self._config, config)  # as it is now: what has been resolved since is not resolved again
         return config
 
+    def _loaded(self, overrides: Sequence[str]) -> DictConfig | None:
+        content = self._kept.get(self._key(overrides))
+        with contextlib.suppress(Exception):
+            config = None if content is None else pickle.loads(zlib.decompress(content))
+            return config if isinstance(config, DictConfig) else None
+        return None
+
     def clear(self) -> None:
-        """Forget them: the jobs have what they need."""
+        """Forget them: what was composed for the jobs of one launch is not for those of the next."""
         self._kept.clear()
         self._size = 0
 
     def _key(self, overrides: Sequence[str]) -> _Key:
         """All that a config depends on and that can change from one launch to the next."""
         of_hydra: Any = OmegaConf.to_container(self._config.hydra.overrides.hydra)
-        return os.getcwd(), tuple(of_hydra), tuple(overrides)
+        return os.getcwd(), str(self._config.hydra.job.config_name), tuple(of_hydra), tuple(overrides)
+
+
+class _Pickler(pickle.Pickler):
+    """Of values alone: an object of the user's would come back as another one, and a fork has the very same.
+
+    Classes, functions and members of an Enum go by their names, and are the same.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        module = type(obj).__module__.partition(".")[0]
+        named = isinstance(obj, (type, enum.Enum, types.FunctionType, types.GenericAlias, types.UnionType))
+        if named or (module in _OF_VALUES and type(obj) is not object):
+            return NotImplemented
+        raise pickle.PicklingError(f"an object of {type(obj)}")
+
+
+_OF_VALUES = {"builtins", "collections", "omegaconf", "pathlib", "typing"}
+"""Where the types are from of which a config is made."""
+
+
+def _pickled(config: DictConfig) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(config)
+    return buffer.getvalue()
 
 
 def without_keeping(loader: ConfigLoader) -> ConfigLoader:

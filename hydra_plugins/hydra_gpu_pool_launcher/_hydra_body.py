@@ -73,8 +73,7 @@ class HydraBody:
             return Result(ret, error=ret._return_value, directory=directory)
         return Result(ret, value=ret._return_value, directory=directory)
 
-    def forget_composed(self) -> None:
-        """After a launch, in main: its jobs will not come again."""
+    def begin_another_launch(self) -> None:
         self._composed.clear()
 
     def parts(self) -> dict[str, object]:

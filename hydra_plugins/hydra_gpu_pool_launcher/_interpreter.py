@@ -203,8 +203,8 @@ def limit_threads(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
 def _libraries() -> list[tuple[Any, int]]:
     """The numeric libraries that are loaded when this is first called, and how many threads each uses then.
 
-    Those that come later read their variables. To find them, and what finds them, takes longer than all else that a job
-    does before its task.
+    Those that come later in the same process read their variables. To find them, and what finds them, takes longer than
+    all else that a job does before its task.
     """
     from threadpoolctl import ThreadpoolController
 
@@ -223,9 +223,10 @@ def _setproctitle() -> Callable[[str], None] | None:
 
 
 def prepare() -> None:
-    """Find what each job would have to find by itself. Runs in the process that forks them, once."""
-    _setproctitle()
-    with contextlib.suppress(Exception):  # a library that cannot be looked at: the jobs say so
+    """Find what each job, or rank, would have to find by itself. Runs in the process that forks them, before that."""
+    _libraries.cache_clear()  # what its own parent has found is not all that is loaded here
+    with contextlib.suppress(BaseException):  # an import of the user's that fails, or exits: the jobs say so
+        _setproctitle()
         _libraries()
 
 

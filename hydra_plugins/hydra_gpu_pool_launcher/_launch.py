@@ -79,6 +79,8 @@ def start_rank(
                 mask=frozenset(),
                 handlers=launch.signals.before(),
             )
+            if local == 0:
+                _interpreter.prepare()  # anew: the job may have loaded a library that its supervisor had not, torch say
             with _interpreter.quiet_logging():
                 family.start(rank, lambda mask: _begin(launch, told, replace(origin, mask=mask)))
         finally:

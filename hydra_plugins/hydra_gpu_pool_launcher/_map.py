@@ -136,6 +136,9 @@ class _CallBody(PlainBody):
     def settle(self, *arguments: object) -> None:
         pass
 
+    def begin_another_launch(self) -> None:
+        pass
+
     def renewed(self) -> dict[str, object]:
         return {}
 

@@ -299,7 +299,8 @@ class Schedule:
 
         ``closed``: devices on which nothing may start for now.
         """
-        self._closed, self._reserved = closed, self._slots.emptiest(closed) if self._alone else ()
+        self._closed = closed
+        self._reserved = self._slots.emptiest(closed, self._reserved) if self._alone else ()
         if self._alone:
             slots = self._slots.all_of(self._reserved)
             if slots is not None and not {*self._reserved} & {*closed}:

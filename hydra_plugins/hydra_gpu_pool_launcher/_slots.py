@@ -55,12 +55,15 @@ class Slots:
         slots = tuple(s for s in self.layout.slots if s.device in devices and s not in self._retired)
         return slots if devices and self._ours.issuperset(slots) else None
 
-    def emptiest(self, closed: Collection[int] = ()) -> tuple[int, ...]:
+    def emptiest(self, closed: Collection[int] = (), begun: Collection[int] = ()) -> tuple[int, ...]:
         """As many devices as a job takes, those that will be wholly free soonest; () where too few are usable.
 
         ``closed``: devices on which no job may start for now, and which are left to others where there is a choice.
+        ``begun``: those of which slots are kept free already, in vain if another one as empty were taken instead.
         """
-        return tuple(sorted(self._by_emptiness(closed)[: self.layout.devices_per_job]))
+        devices = sorted(self._by_emptiness(closed), key=lambda device: device not in begun)
+        devices.sort(key=self._emptiness(closed))
+        return tuple(sorted(devices[: self.layout.devices_per_job]))
 
     def as_empty(self, closed: Collection[int] = ()) -> frozenset[int]:
         """These, and all others that may be wholly free just as soon: nobody can say whose jobs will end first."""

@@ -102,7 +102,7 @@ class Sweep:
         try:
             ends = self._supervisor.run(request, shown)
         finally:
-            self._body.forget_composed()
+            self._body.begin_another_launch()
         self._launches += 1
         self._used.add(files)
         returns = [_job_return(job, files, ends.get(job.num)) for job in jobs]

@@ -115,6 +115,7 @@ class SystemWorld:
         self._unread = b""
         self._records = Records(app.layout, origin.main, self.tell, imported)
         self._said_unsaved = False  # in this launch
+        self._has_launched = False
         self._memory = Memory(
             devices=app.layout.devices,
             family=self._family,
@@ -200,6 +201,9 @@ class SystemWorld:
     def open(self, request: Request) -> Earlier | None:
         self._said_unsaved = False
         earlier = self._records.open(request)
+        if self._has_launched:
+            self._app.body.begin_another_launch()
+        self._has_launched = True
         if self._spawn is None:
             threads = self._threads(request)
             limited = _interpreter.limit_threads(threads, request.environ)
