@@ -1163,6 +1163,16 @@ def test_gpus_says_which_slots_are_leased_by_whom_whatever_they_are_called_here(
     ]
     without = _gpus.told({"CUDA_VISIBLE_DEVICES": "5"}, None, 4, held)
     assert "slot 5.0 is leased by the sweep in /elsewhere (process 9)" in _gpus.lines(without)
+    assert _gpus.lines(without)[-2:] == [
+        "slot GPU-0abc.1 is leased by the sweep in /there (process 7)",
+        "slot GPU-1abc.0 is leased by the sweep in /here (process 8)",
+    ]
+
+
+def test_gpus_says_what_is_leased_although_no_gpu_can_be_listed() -> None:
+    told = _gpus.told({}, None, 4, {"0.1": Holder(7, "/there")})
+    assert told.rows == ()
+    assert _gpus.lines(told)[-1] == "slot 0.1 is leased by the sweep in /there (process 7)"
 
 
 def test_gpus_says_so_where_what_is_leased_cannot_be_read(

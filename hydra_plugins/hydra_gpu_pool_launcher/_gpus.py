@@ -110,6 +110,10 @@ def told(
         if row.told not in seen:
             rows.append(replace(row, leases=_leases_of(_name(row.told), held)) if row.told else row)
     slots = layout.slots_per_device if layout.on_cpu else None
+    if found is None:  # sweeps name GPUs that nobody here can list
+        listed = {_leases.file_name(device.key) for device in layout.devices}
+        others = {name: holder for name, holder in held.items() if name.rpartition(".")[0] not in listed}
+        notes += [f"slot {name} is leased by {others[name]}" for name in sorted(others)]
     return Gpus(visible, found is not None, tuple(rows), slots, tuple(notes))
 
 
