@@ -241,6 +241,21 @@ def test_a_job_that_takes_too_long_is_told_in_one_line_and_its_next_try_in_anoth
     assert said == [one, "job 0 (x=0) FAILED, try 1, and has another: was stopped: it took longer", one]
 
 
+def test_of_a_job_that_ran_out_of_memory_it_is_said_what_its_next_try_waits_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(_event_lines, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
+    lines = _event_lines.Lines([Job(0, ("x=0",))], SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    full = {"cause": "oom", "error_type": "OutOfMemoryError", "error_text": "CUDA out of memory"}
+    for event in [queued(0, "x=0"), start(0, 1.0, "0.0"), end(0, 3.0, "FAILED", event="retry", **full)]:
+        lines.show(event)
+    assert said == [
+        "job 0 (x=0) FAILED, try 1, and has another, with its GPU for itself, whose free slots stay empty until then: "
+        "OutOfMemoryError: CUDA out of memory"
+    ]
+
+
 # --- what is said, byte for byte ---
 
 HOSTILE = r"\x1b[2J\x1b]0;title\x07\x9b31m\u202e\ud800\r\nsecond line\t<b>[red]x[/red]"

@@ -35,6 +35,7 @@ class Lines:
     _late: set[int] = field(default_factory=set)
     _stopping: str | None = None  # why all jobs are stopped
     _interrupted: bool = False
+    _on_cpu: bool = False
 
     def __post_init__(self) -> None:
         self._by_number = {job.num: one_line(str(job)) for job in self.jobs}
@@ -44,6 +45,7 @@ class Lines:
         if self.settings.resume:
             with contextlib.suppress(OSError):
                 self._view = recorded(self.files).resumed()
+        self._on_cpu = layout.on_cpu
         labels = [device.label for device in layout.devices]
         gpus = ("GPU " if labels[0].isdigit() else "") + ", ".join(labels)  # a name has the word in itself
         where = "CPU slots" if layout.on_cpu else gpus
@@ -71,10 +73,10 @@ class Lines:
             self._stops(event)
         elif event["event"] == "retry":
             job, num = self._by_number[event["job"]], event["attempt"]
-            say(
-                f"{job} FAILED, try {num}, and has another: {error_of(event['error_type'], event['error_text'])}",
-                logging.WARNING,
-            )
+            more, why = "and has another", error_of(event["error_type"], event["error_text"])
+            if event["cause"] == Cause.OOM.value and not self._on_cpu:
+                more += ", with its GPU for itself, whose free slots stay empty until then"
+            say(f"{job} FAILED, try {num}, {more}: {why}", logging.WARNING)
         elif event["event"] == "end" and (event["attempt"] or _is_by_hand(event["error_text"])):
             self._ended(event)
 
