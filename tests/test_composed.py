@@ -158,7 +158,11 @@ class Odd(Exception):
         self.more = more
 
 
-@pytest.mark.parametrize("thing", [object(), Odd("a", "b"), SimpleNamespace(a=1)], ids=["plain", "odd", "namespace"])
+@pytest.mark.parametrize(
+    "thing",
+    [object(), Odd("a", "b"), SimpleNamespace(a=1), ValueError("x")],
+    ids=["plain", "odd", "namespace", "exception"],
+)
 def test_an_object_in_a_config_is_the_very_same_one_in_its_job(
     loader: Counted, config: DictConfig, thing: object
 ) -> None:
@@ -173,6 +177,21 @@ def test_an_object_in_a_config_is_the_very_same_one_in_its_job(
     composed._compose = compose
     loader.load_sweep_config(config, ["lr=1"])
     assert composed.take(["lr=1"]).things[0] is thing
+
+
+@pytest.mark.parametrize("why", ["full", "odd"])
+def test_of_a_config_that_was_composed_again_the_first_one_is_never_run(
+    loader: Counted, config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    composed = Composed(loader, config)
+    loader.load_sweep_config(config, ["lr=1"])
+    (tmp_path / "db/mysql.yaml").write_text("name: edited\nport: 1\n")
+    if why == "full":
+        monkeypatch.setattr(_composed, "_MOST_BYTES", 0)
+    else:
+        monkeypatch.setattr(_composed, "_pickled", lambda _: pickle.dumps(lambda: None))
+    loader.load_sweep_config(config, ["lr=1"])
+    assert composed.take(["lr=1"]).db.name == "edited"
 
 
 def test_what_cannot_be_loaded_is_composed(loader: Counted, config: DictConfig) -> None:

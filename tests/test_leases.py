@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from support import LIMIT_S
 
-from hydra_plugins.hydra_gpu_pool_launcher import _descriptors, _inotify, _leases, _line, _process
+from hydra_plugins.hydra_gpu_pool_launcher import _descriptors, _inotify, _lease_directory, _line, _process
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._events import Waiting
+from hydra_plugins.hydra_gpu_pool_launcher._lease_directory import open_files
 from hydra_plugins.hydra_gpu_pool_launcher._lease_files import Holder
-from hydra_plugins.hydra_gpu_pool_launcher._leases import Leases, open_files
+from hydra_plugins.hydra_gpu_pool_launcher._leases import Leases
 from hydra_plugins.hydra_gpu_pool_launcher._model import Device, Layout, Slot
 
 A, B = Slot(0, 0), Slot(1, 0)
@@ -537,7 +538,7 @@ def test_whatever_stands_in_the_directory_harms_no_sweep(sweep: Sweep, leases: P
     mine.take(0, [Slot(0, 1)], ME)
     mine.of_others()
     mine.wait_for(waits(Slot(0, 1)), ME)
-    _leases.holders(str(leases))
+    _lease_directory.holders(str(leases))
     for fd in {int(name) for name in os.listdir("/proc/self/fd")}:
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{fd}").startswith(f"{leases}/") and fd not in mine.descriptors():
@@ -579,7 +580,7 @@ def test_the_directory_is_made_for_its_owner_alone_whatever_the_umask(tmp_path: 
     path = tmp_path / "new"
     before = os.umask(0)
     try:
-        assert _leases.require(str(path), "share") is None
+        assert _lease_directory.require(str(path), "share") is None
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o7777 == 0o700
@@ -614,7 +615,7 @@ def test_a_directory_that_could_be_somebody_elses_is_refused_with_the_remedy(
     path = tmp_path / "in/leases"
     make(path)
     with pytest.raises(ConfigurationError, match=r"^hydra\.launcher\.share=true: .*/in/leases \(.*share=false") as info:
-        _leases.require(str(path), "hydra.launcher.share")
+        _lease_directory.require(str(path), "hydra.launcher.share")
     assert "\n" not in str(info.value)
 
 
@@ -636,7 +637,7 @@ def test_a_file_system_without_locks_is_told_of_and_then_everything_can_be_had(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    said = _leases.require(str(leases), "share")
+    said = _lease_directory.require(str(leases), "share")
     assert said is not None
     assert os.strerror(code) in said
     assert mine.take(0, [A], ME) == NOTHING
@@ -697,7 +698,7 @@ def test_a_gpu_that_goes_by_its_number_has_one_name_however_that_is_written() ->
 def test_slots_of_gpus_are_leased_unless_they_are_those_of_a_job_of_another_sweep(
     devices: tuple[str, ...], environ: dict[str, str], place: str | None
 ) -> None:
-    assert _leases.place_for(Layout(tuple(map(Device, devices)), 1), environ) == place
+    assert _lease_directory.place_for(Layout(tuple(map(Device, devices)), 1), environ) == place
 
 
 # --- from outside ---
@@ -706,17 +707,17 @@ def test_slots_of_gpus_are_leased_unless_they_are_those_of_a_job_of_another_swee
 def test_who_has_what_can_be_read_from_the_directory_and_the_dead_have_nothing(sweep: Sweep, leases: Path) -> None:
     mig = Device("MIG-GPU-1/2/3")
     mine = sweep(Layout((Device("0"), mig), 2))
-    assert _leases.holders(str(leases)) == {}
+    assert _lease_directory.holders(str(leases)) == {}
     mine.take(0, [Slot(1, 1)], ME)
     mine.take(1, [Slot(0, 0)], ME)
     mine.release(1)
     with process(lambda: Leases(open_files(str(leases), ONE), ONE).take(0, [A], YOU)) as pid:
         mine.wait_for(waits(Slot(0, 0)), ME)
-        assert _leases.holders(str(leases)) == {"0.0": YOU, f"{_leases.file_name(mig.key)}.1": ME}
+        assert _lease_directory.holders(str(leases)) == {"0.0": YOU, f"{_lease_directory.file_name(mig.key)}.1": ME}
         kill(pid)
-    assert _leases.holders(str(leases)) == {f"{_leases.file_name(mig.key)}.1": ME}
+    assert _lease_directory.holders(str(leases)) == {f"{_lease_directory.file_name(mig.key)}.1": ME}
 
 
 def test_where_nobody_has_leased_anything_there_is_nothing_to_read_and_nothing_is_made(tmp_path: Path) -> None:
-    assert _leases.holders(str(tmp_path / "none")) == {}
+    assert _lease_directory.holders(str(tmp_path / "none")) == {}
     assert not (tmp_path / "none").exists()

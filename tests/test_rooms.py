@@ -73,6 +73,7 @@ ORDER = (
     "_stacks",
     "_family",
     "_leases",
+    "_lease_directory",
     "_line",
     "_lease_files",
     "_process",

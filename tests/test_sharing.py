@@ -19,7 +19,7 @@ from running import App, starting
 from standin import Cards
 from support import LIMIT_S
 
-from hydra_plugins.hydra_gpu_pool_launcher import GpuPool, _descriptors, _leases
+from hydra_plugins.hydra_gpu_pool_launcher import GpuPool, _descriptors, _lease_directory
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._inotify import GROWN, Changes
 
@@ -273,7 +273,7 @@ def test_what_a_killed_sweep_has_leased_is_free_when_its_jobs_are_gone(
         os.kill(pids["guard"], signal.SIGSTOP)
         os.kill(pids["supervisor"], signal.SIGKILL)
         assert _descriptors.wait_readable([first.pidfds[-1]], LIMIT_S)
-        assert [*_leases.holders(str(leases))] == ["0.0"]
+        assert [*_lease_directory.holders(str(leases))] == ["0.0"]
         os.kill(pids["guard"], signal.SIGCONT)
     for name in killed:
         with contextlib.suppress(ProcessLookupError):
@@ -292,7 +292,7 @@ def test_a_sweep_that_shares_nothing_takes_what_others_have(sweeps: Sweeps, leas
     let_through = sweeps.gate("first", 0)
     first = sweeps.start("first", "gated", 1)
     wait_until(lambda: sweeps.order() == ["first 0"], sweeps.directory / "seats")
-    assert [*_leases.holders(str(leases))] == ["0.0"]
+    assert [*_lease_directory.holders(str(leases))] == ["0.0"]
     assert_ends_well(sweeps.start("second", "work", 1, seats=2, share=False))
     assert sweeps.order() == ["first 0", "second 0"]
     let_through()

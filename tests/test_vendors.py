@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support import outcomes
 
-from hydra_plugins.hydra_gpu_pool_launcher import _cards, _cli, _devices, _gpus, _leases, _machine, _sysfs
+from hydra_plugins.hydra_gpu_pool_launcher import _cards, _cli, _devices, _gpus, _lease_directory, _machine, _sysfs
 from hydra_plugins.hydra_gpu_pool_launcher._cards import Gpu
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
 from hydra_plugins.hydra_gpu_pool_launcher._lease_files import Holder
@@ -339,8 +339,8 @@ def test_slots_are_leased_under_a_name_with_the_vendor_in_it(
     """So that the GPU 0 of another vendor's is another one."""
     machine.has(NVIDIA, (0,), intel=1)
     layout = laid_out(vendor=vendor, per_gpu=2)[0]
-    assert _leases.place_for(layout, os.environ) == str(leases)
-    opened = _leases.open_files(str(leases), layout)
+    assert _lease_directory.place_for(layout, os.environ) == str(leases)
+    opened = _lease_directory.open_files(str(leases), layout)
     for fd in opened.descriptors():
         os.close(fd)
     assert sorted(opened.files) == [f"{name}.0", f"{name}.1"]

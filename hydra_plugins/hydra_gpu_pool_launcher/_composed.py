@@ -46,11 +46,13 @@ class Composed:
         """In the place of the loader's own method, with its signature."""
         config = self._compose(master_config, sweep_overrides)
         if master_config is self._config:
+            key = self._key(sweep_overrides)
+            self._size -= len(self._kept.pop(key, b""))  # whatever becomes of this one: that is not to be run any more
             with contextlib.suppress(Exception):  # it holds what has an identity of its own: the job composes it
                 content = zlib.compress(_pickled(config), level=1)
                 if self._size + len(content) <= _MOST_BYTES:
-                    self._size += len(content) - len(self._kept.pop(self._key(sweep_overrides), b""))
-                    self._kept[self._key(sweep_overrides)] = content
+                    self._size += len(content)
+                    self._kept[key] = content
         return config
 
     def take(self, overrides: Sequence[str]) -> DictConfig:
@@ -88,13 +90,13 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         module = type(obj).__module__.partition(".")[0]
         named = isinstance(obj, (type, enum.Enum, types.FunctionType, types.GenericAlias, types.UnionType))
-        if named or (module in _OF_VALUES and type(obj) is not object):
+        if named or module in _OF_VALUES:
             return NotImplemented
         raise pickle.PicklingError(f"an object of {type(obj)}")
 
 
-_OF_VALUES = {"builtins", "collections", "omegaconf", "pathlib", "typing"}
-"""Where the types are from of which a config is made."""
+_OF_VALUES = {"collections", "omegaconf", "pathlib", "typing"}
+"""Where the types are from of which a config is made, beside those that pickle knows by itself."""
 
 
 def _pickled(config: DictConfig) -> bytes:

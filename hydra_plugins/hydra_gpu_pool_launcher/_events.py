@@ -213,6 +213,9 @@ class Scarce:
     free: int | None
 
 
+Command = Start | Interrupt | Kill | Abandon | End | Retry | Look | Scarce
+
+
 # --- and what it waits for ---
 
 
@@ -231,6 +234,3 @@ class Waiting:
 
     def __bool__(self) -> bool:
         return bool(self.slots or self.drained or self.alone)
-
-
-Command = Start | Interrupt | Kill | Abandon | End | Retry | Look | Scarce

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from . import _devices, _ids, _leases
+from . import _devices, _ids, _lease_directory
 from ._cards import Gpu, Instance
 from ._lease_files import Holder
 from ._machine import cores, look
@@ -65,11 +65,11 @@ class Gpus:
 
 def ask(environ: Mapping[str, str]) -> Gpus:
     """What there is. Blocks while the driver answers. Raises ConfigurationError where it does not, or not well."""
-    directory = _leases.place(environ)
+    directory = _lease_directory.place(environ)
     held: dict[str, Holder] = {}
     unread: tuple[str, ...] = ()
     try:
-        held = _leases.holders(directory)
+        held = _lease_directory.holders(directory)
     except OSError as error:
         unread = (f"who leases what cannot be read in {directory}: {error.strerror}",)
     found = look("auto", environ)
@@ -88,7 +88,7 @@ def told(
     held: Mapping[str, Holder] = NOBODY,
     vendor: Vendor = "nvidia",
 ) -> Gpus:
-    """The same of what the driver has said, and of ``_leases.holders``. Pure.
+    """The same of what the driver has said, and of ``_lease_directory.holders``. Pure.
 
     Raises ConfigurationError where no sweep could use these GPUs.
     """
@@ -111,7 +111,7 @@ def told(
             rows.append(replace(row, leases=_leases_of(_name(row.told), held)) if row.told else row)
     slots = layout.slots_per_device if layout.on_cpu else None
     if found is None:  # sweeps name GPUs that nobody here can list
-        listed = {_leases.file_name(device.key) for device in layout.devices}
+        listed = {_lease_directory.file_name(device.key) for device in layout.devices}
         others = {name: holder for name, holder in held.items() if name.rpartition(".")[0] not in listed}
         notes += [f"slot {name} is leased by {others[name]}" for name in sorted(others)]
     return Gpus(visible, found is not None, tuple(rows), slots, tuple(notes))
@@ -119,7 +119,7 @@ def told(
 
 def _leases_of(key: str, held: Mapping[str, Holder]) -> dict[int, Holder]:
     slots = ((name.rpartition("."), holder) for name, holder in held.items())
-    return {int(number): holder for (device, _, number), holder in slots if device == _leases.file_name(key)}
+    return {int(number): holder for (device, _, number), holder in slots if device == _lease_directory.file_name(key)}
 
 
 def _name(device: Gpu | Instance) -> str:

@@ -19,7 +19,8 @@ from typing import Literal, NoReturn
 
 from . import _carry, _descriptors, _interpreter, _job, _pidfd, _process, _signals, _streams
 from ._family import end_all_children
-from ._leases import Leases, Opened, open_files
+from ._lease_directory import Opened, open_files
+from ._leases import Leases
 from ._pool import Pool
 from ._schedule import Schedule
 from ._verdict import LOST_AFTER_S

@@ -61,19 +61,20 @@ class Slots:
         ``closed``: devices on which no job may start for now, and which are left to others where there is a choice.
         ``begun``: those of which slots are kept free already, in vain if another one as empty were taken instead.
         """
-        devices = sorted(self._by_emptiness(closed), key=lambda device: device not in begun)
-        devices.sort(key=self._emptiness(closed))
+        key = self._emptiness(closed)
+        devices = sorted(self._usable(), key=lambda device: (key(device), device not in begun, device))
         return tuple(sorted(devices[: self.layout.devices_per_job]))
 
     def as_empty(self, closed: Collection[int] = ()) -> frozenset[int]:
-        """These, and all others that may be wholly free just as soon: nobody can say whose jobs will end first."""
-        devices, key = self._by_emptiness(closed), self._emptiness(closed)
-        last = devices[: self.layout.devices_per_job][-1:]
-        return frozenset(device for device in devices if last and key(device) <= key(last[0]))
+        """Those, and all others that may be wholly free just as soon: nobody can say whose jobs will end first."""
+        key, chosen = self._emptiness(closed), self.emptiest(closed)
+        worst = max(map(key, chosen), default=None)
+        return frozenset(device for device in self._usable() if worst is not None and key(device) <= worst)
 
-    def _by_emptiness(self, closed: Collection[int]) -> list[int]:
-        usable = sorted({slot.device for slot in self.layout.slots if slot not in self._retired})
-        return sorted(usable, key=self._emptiness(closed)) if len(usable) >= self.layout.devices_per_job else []
+    def _usable(self) -> set[int]:
+        """The devices of which a slot is left; none where that is too few for a job."""
+        usable = {slot.device for slot in self.layout.slots if slot not in self._retired}
+        return usable if len(usable) >= self.layout.devices_per_job else set()
 
     def _emptiness(self, closed: Collection[int]) -> Callable[[int], tuple[int, bool, int]]:
         retired, load = Counter(s.device for s in self._retired), self._load()

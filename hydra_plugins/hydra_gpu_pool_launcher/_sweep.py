@@ -14,7 +14,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from . import _ddp, _devices, _leases, _machine, _reimport, _torchrun
+from . import _ddp, _devices, _lease_directory, _machine, _reimport, _torchrun
 from ._again import command_to_resume
 from ._carry import CarriedBody
 from ._display import display
@@ -179,8 +179,8 @@ def start_supervisor(
 
 def _place_of_leases(layout: Layout, settings: Settings) -> str | None:
     """The directory in which the slots are leased; None, and perhaps a line that says why: they are not."""
-    directory = _leases.place_for(layout, os.environ) if settings.share else None
-    why = None if directory is None else _leases.require(directory, f"{settings.prefix}share")
+    directory = _lease_directory.place_for(layout, os.environ) if settings.share else None
+    why = None if directory is None else _lease_directory.require(directory, f"{settings.prefix}share")
     if why is not None:
         say(why, logging.WARNING)
         return None

@@ -154,8 +154,9 @@ class SystemWorld:
             )
 
     def _with_others(self, measured: Measured) -> Measured:
-        others = frozenset[int]() if self._leases is None else self._leases.of_others()
-        return dataclasses.replace(measured, of_others=others)
+        if self._leases is None or self._app.policy.min_free is None:  # then nobody waits for their memory
+            return measured
+        return dataclasses.replace(measured, of_others=self._leases.of_others())
 
     def _wait(self, timeout: float | None) -> list[Happening]:
         """What happened to the jobs, or came from outside. What the driver has said is only looked at in ``wait``."""
