@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from _place import Place, end_what_is_left, succeeded
+from _measure import turns
+from _place import LAUNCHERS, Place, end_what_is_left, place, succeeded
 
 from hydra_plugins.hydra_gpu_pool_launcher import _pidfd
 
@@ -111,6 +112,16 @@ class Stamps:
         return [
             pair for jobs in by_slot.values() for pair in pairwise(sorted(jobs, key=lambda job: job.times["begun"]))
         ]
+
+
+def seen_in_turns(rounds: int, jobs: int) -> dict[str, list[Stamps]]:
+    """Of gpu_pool and of ``bare``, each in its turn, a sweep of so many jobs per round."""
+    ways = {"gpu_pool": LAUNCHERS["gpu_pool"], "bare": BARE}
+    seen: dict[str, list[Stamps]] = {name: [] for name in ways}
+    with place(APP) as at:
+        for name in turns([*ways], rounds):
+            seen[name].append(watched(at, ways[name], jobs))
+    return seen
 
 
 def gaps(seen: Sequence[Stamps], before: str, after: str) -> tuple[float, ...]:

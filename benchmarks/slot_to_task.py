@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from _measure import Goal, Series, Table, main, turns
-from _place import LAUNCHERS, place
-from _stamps import APP, BARE, Stamps, gaps, watched
+from _measure import Goal, Series, Table, main
+from _stamps import Stamps, gaps, seen_in_turns
 
 
 @dataclass(frozen=True)
@@ -22,12 +21,7 @@ class Sizes:
 
 
 def measure(sizes: Sizes) -> list[Table]:
-    ways = {"gpu_pool": LAUNCHERS["gpu_pool"], "bare": BARE}
-    seen: dict[str, list[Stamps]] = {name: [] for name in ways}
-    with place(APP) as at:
-        for name in turns([*ways], sizes.rounds):
-            seen[name].append(watched(at, ways[name], sizes.jobs))
-
+    seen = seen_in_turns(sizes.rounds, sizes.jobs)
     question = "from the slot free to the next job's task function entered"
     floor = "bare: fork and composition"
     series = (

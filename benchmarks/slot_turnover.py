@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from _measure import Goal, Series, Table, main, turns
-from _place import LAUNCHERS, place
-from _stamps import APP, BARE, Stamps, gaps, watched
+from _measure import Goal, Series, Table, main
+from _stamps import gaps, seen_in_turns
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,7 @@ class Sizes:
 
 
 def measure(sizes: Sizes) -> list[Table]:
-    ways = {"gpu_pool": LAUNCHERS["gpu_pool"], "bare": BARE}
-    seen: dict[str, list[Stamps]] = {name: [] for name in ways}
-    with place(APP) as at:
-        for name in turns([*ways], sizes.rounds):
-            seen[name].append(watched(at, ways[name], sizes.jobs))
-
+    seen = seen_in_turns(sizes.rounds, sizes.jobs)
     question = "from a job's process gone to the next one's started"
     series = (
         Series("gpu_pool", gaps(seen["gpu_pool"], "gone", "begun")),

@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 from support import RunApp, outcome, outcomes, value
 
-from hydra_plugins.hydra_gpu_pool_launcher import Status, _interpreter
+from hydra_plugins.hydra_gpu_pool_launcher import Status, _threads
 
 # --- what it sees ---
 
@@ -208,12 +208,12 @@ def test_jobs_draw_the_same_numbers_exactly_where_the_app_has_seeded_them(
 
 def test_what_each_job_needs_is_looked_for_once_in_the_process_that_forks_them(tmp_path: Path) -> None:
     def job() -> tuple[int, bool]:
-        return _interpreter._libraries.cache_info().misses, "threadpoolctl" in sys.modules
+        return _threads._libraries.cache_info().misses, "threadpoolctl" in sys.modules
 
-    _interpreter._libraries.cache_clear()
+    _threads._libraries.cache_clear()
     seen = [o.value for o in outcomes(tmp_path, job, {}, {}, gpus=[])]
     assert seen == [(1, True)] * 2, "once for both"
-    assert _interpreter._libraries.cache_info().misses == 0, "and not in main"
+    assert _threads._libraries.cache_info().misses == 0, "and not in main"
 
 
 class _Registered:

@@ -69,6 +69,7 @@ ORDER = (
     "_body",
     "_exceptions",
     "_exit_hooks",
+    "_threads",
     "_interpreter",
     "_stacks",
     "_family",

@@ -161,12 +161,12 @@ def test_libraries_have_their_own_number_of_threads_again_where_the_user_has_tol
     pytest.importorskip("numpy")
     source = """
 import numpy
-from hydra_plugins.hydra_gpu_pool_launcher import _interpreter
+from hydra_plugins.hydra_gpu_pool_launcher import _threads
 
-own = [before for _, before in _interpreter._libraries()]
+own = [before for _, before in _threads._libraries()]
 for threads in (1, None, 3, None):
-    _interpreter.apply_threads_before(threads)
-    now = [library.num_threads for library, _ in _interpreter._libraries()]
+    _threads.apply_before(threads)
+    now = [library.num_threads for library, _ in _threads._libraries()]
     print(now == own if threads is None else set(now) == {threads})
 """
     assert run_app(source).stdout == "True\n" * 4

@@ -17,7 +17,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-from . import _carry, _descriptors, _interpreter, _job, _pidfd, _process, _signals, _streams
+from . import _carry, _descriptors, _interpreter, _job, _pidfd, _process, _signals, _streams, _threads
 from ._family import end_all_children
 from ._lease_directory import Opened, open_files
 from ._leases import Leases
@@ -146,7 +146,8 @@ def be_supervisor(
         signal.signal(signum, lambda *_: None)  # seen through the pipe
     signal.pthread_sigmask(signal.SIG_SETMASK, mask - handled)
     _process.become_subreaper()
-    _interpreter.prepare()
+    _interpreter.titles()
+    _threads.look_for_libraries()
     leases = None if opened is None else Leases(opened, app.layout)
     world = SystemWorld(app, origin, wakeup, guard_pidfd, of_the_app, mask - stopping, spawn, imported, leases)
     _streams.redirect(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 1, 2)  # until it has a log, and never a terminal

@@ -1,7 +1,7 @@
 """What of this interpreter's state a fork breaks or copies: CUDA, OpenMP, locks, random numbers, threads.
 
-Asked in main before a fork, mended in the job after it. No function here imports a library that is not imported yet:
-whatever is not in sys.modules has no state.
+Asked in main before a fork, mended in the job after it. No function here, but for ``titles``, imports a library that is
+not imported yet: whatever is not in sys.modules has no state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from ._torchrun import without_ranks
@@ -30,9 +30,6 @@ _OF_ONE_WANDB_RUN = {"WANDB_SERVICE", "WANDB_RUN_ID"}
 
 _GPUS_OF_TORCH = ("torch.cuda", "torch.xpu")
 """CUDA or, under the same name, HIP; Level Zero."""
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""What the numeric libraries read when they are loaded; the first is the one that all of them honour."""
 
 
 def other_threads() -> list[str]:
@@ -189,75 +186,6 @@ def settle_random(before_fork: Any) -> None:
         random.setstate(before_fork)
 
 
-def limit_threads(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """The thread variables for a job that may use so many threads; what ``environ`` sets already is left out.
-
-    Where the user set one of them, none is added: half of a choice would beat the other half.
-    """
-    if any(environ.get(name) for name in THREAD_VARIABLES):
-        return {}
-    return dict.fromkeys(THREAD_VARIABLES, str(threads))
-
-
-@functools.cache
-def _libraries() -> list[tuple[Any, int]]:
-    """The numeric libraries that are loaded when this is first called, and how many threads each uses then.
-
-    Those that come later in the same process read their variables. To find them, and what finds them, takes longer than
-    all else that a job does before its task.
-    """
-    from threadpoolctl import ThreadpoolController
-
-    return [(library, library.num_threads) for library in ThreadpoolController().lib_controllers]
-
-
-@functools.cache
-def _setproctitle() -> Callable[[str], None] | None:
-    """None where that library is not installed: to find out takes milliseconds, too."""
-    try:
-        from setproctitle import setproctitle
-    except ImportError:
-        return None
-    titled: Callable[[str], None] = setproctitle
-    return titled
-
-
-def prepare() -> None:
-    """Find what each job, or rank, would have to find by itself. Runs in the process that forks them, before that."""
-    _libraries.cache_clear()  # what its own parent has found is not all that is loaded here
-    with contextlib.suppress(BaseException):  # an import of the user's that fails, or exits: the jobs say so
-        _setproctitle()
-        _libraries()
-
-
-def apply_threads(threads: int) -> None:
-    """Tell the numeric libraries that are loaded already, and do not read their variables again.
-
-    Runs in the job, after ``pause_openmp`` in the process that forked it.
-    """
-    _tell_libraries(threads)
-    torch = loaded_torch()
-    if torch is not None and hasattr(torch, "set_num_threads"):
-        torch.set_num_threads(threads)
-
-
-def apply_threads_before(threads: int | None) -> None:
-    """The same as far as a job inherits it. Runs in the process that forks jobs, before those of a launch.
-
-    OpenBLAS, told in a fork, starts the threads that it had in the parent, and each of them spins for a tenth of a
-    second, whoever needs the core; told in the parent, it starts none. None: as they were.
-    """
-    with contextlib.suppress(Exception):  # see ``prepare``
-        _tell_libraries(threads)
-
-
-def _tell_libraries(threads: int | None) -> None:
-    for library, before in _libraries():
-        wanted = before if threads is None else threads
-        if library.num_threads != wanted:
-            library.set_num_threads(wanted)
-
-
 def enable_faulthandler() -> None:
     """A segmentation fault leaves its traceback on stderr, unless the app has arranged its own."""
     if not faulthandler.is_enabled():
@@ -284,11 +212,25 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError(NO_TERMINAL)
 
 
+@functools.cache
+def titles() -> Callable[[str], None] | None:
+    """What sets a title; None where the library for it is not installed, or fails: a title is worth no job.
+
+    To find out takes milliseconds: whoever forks jobs asks first, and they know.
+    """
+    try:
+        from setproctitle import setproctitle
+    except BaseException:  # an import of the user's may raise anything, and exit
+        return None
+    found: Callable[[str], None] = setproctitle
+    return found
+
+
 def set_title(title: str) -> None:
     """What nvidia-smi, htop and ps show of this process, where the library for it is installed."""
-    setproctitle = _setproctitle()
-    if setproctitle is not None:
-        setproctitle(title)
+    set_it = titles()
+    if set_it is not None:
+        set_it(title)
 
 
 def freeze_garbage() -> None:

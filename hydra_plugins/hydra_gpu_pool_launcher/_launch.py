@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from . import _exit_hooks, _files, _interpreter, _leader, _rank
+from . import _exit_hooks, _files, _interpreter, _leader, _rank, _threads
 from ._descriptors import Descriptor, Unnamed
 from ._family import Family
 from ._forward import Signals
@@ -80,7 +80,7 @@ def start_rank(
                 handlers=launch.signals.before(),
             )
             if local == 0:
-                _interpreter.prepare()  # anew: the job may have loaded a library that its supervisor had not, torch say
+                _threads.look_for_libraries()  # the job may have loaded some since, torch say
             with _interpreter.quiet_logging():
                 family.start(rank, lambda mask: _begin(launch, told, replace(origin, mask=mask)))
         finally:
@@ -103,7 +103,7 @@ def _environ(launch: Launch, start: int, local: int) -> dict[str, str]:
     """The job's own as it is now, with what Hydra's env_set has set, and with this rank's place in the group."""
     assignment, ddp = launch.assignment, launch.group.ddp
     environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **os.environ}
-    for name, value in _interpreter.limit_threads(assignment.threads, assignment.environ).items():
+    for name, value in _threads.variables(assignment.threads, assignment.environ).items():
         if environ.get(name) == value:
             del environ[name]  # ours, for the whole job: a rank has its share
     return environ | rank_environ(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from . import _carry, _exit_hooks, _interpreter, _process, _signals, _streams
+from . import _carry, _exit_hooks, _interpreter, _process, _signals, _streams, _threads
 from ._caps import LIMITS
 from ._errors import ConfigurationError, JobCrashedError, JobError
 from ._exceptions import described
@@ -95,7 +95,7 @@ def become_fresh(assignment: Assignment, origin: Origin, carried: int, keep: Ite
     _lead(origin, actions)
     _use_log(origin)
     _process.raise_oom_score(assignment.oom_score)
-    limits = _interpreter.limit_threads(assignment.threads, assignment.environ)
+    limits = _threads.variables(assignment.threads, assignment.environ)
     _carry.become_fresh(carried, assignment, keep, {**assignment.environ, **limits})
 
 
@@ -111,8 +111,8 @@ def enter_fresh(assignment: Assignment, load: Callable[[], T]) -> tuple[_signals
     try:
         loaded = load()
         _require_unchanged(assignment)
-        if _interpreter.limit_threads(assignment.threads, assignment.environ):
-            _interpreter.apply_threads(assignment.threads)
+        if _threads.variables(assignment.threads, assignment.environ):
+            _threads.apply(assignment.threads)
     except BaseException as error:
         why = str(error) if isinstance(error, ConfigurationError) else described(error)
         loaded = JobError(assignment.job.num, assignment.job.overrides, f"was not run: {why}")
@@ -258,9 +258,9 @@ def _see(assignment: Assignment) -> None:
     for name in os.environ.keys() - assignment.environ.keys():
         del os.environ[name]
     os.environ.update(assignment.environ)
-    limits = _interpreter.limit_threads(assignment.threads, os.environ)
+    limits = _threads.variables(assignment.threads, os.environ)
     if limits:
         os.environ.update(limits)
-        _interpreter.apply_threads(assignment.threads)
+        _threads.apply(assignment.threads)
     _interpreter.settle_random(assignment.random_before_fork)
     _process.raise_oom_score(assignment.oom_score)

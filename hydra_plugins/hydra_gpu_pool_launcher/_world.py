@@ -25,6 +25,7 @@ from . import (
     _pidfd,
     _returns,
     _signals,
+    _threads,
 )
 from ._carry import CarriedBody
 from ._events import Ending, Freed, Measured, Start, Stop, Waiting
@@ -207,8 +208,8 @@ class SystemWorld:
         self._has_launched = True
         if self._spawn is None:
             threads = self._threads(request)
-            limited = _interpreter.limit_threads(threads, request.environ)
-            _interpreter.apply_threads_before(threads if limited else None)
+            limited = _threads.variables(threads, request.environ)
+            _threads.apply_before(threads if limited else None)
         return earlier
 
     def _threads(self, request: Request) -> int:
