@@ -40,9 +40,10 @@ def seen_from_outside(app: App, path: str) -> Path:
 
 
 def fill(app: App, leave: int) -> None:
-    """Leave so many bytes free."""
+    """Leave so many bytes free, or fewer, where the sweep writes something meanwhile."""
     found = os.statvfs(seen_from_outside(app, ""))
-    with open(seen_from_outside(app, "filler"), "wb") as file:
+    # Without a buffer, a write that finds less room than there was a moment ago is only a shorter one.
+    with open(seen_from_outside(app, "filler"), "wb", buffering=0) as file:
         file.write(bytes(found.f_bavail * found.f_frsize - leave))
 
 
