@@ -46,6 +46,7 @@ QUICK ?=
 RESULTS := benchmarks/results$(if $(QUICK),/quick)
 
 bench: $(BENCH_INSTALLED) ## speed and memory, beside what else there is; under 20 minutes on 2 cores, QUICK=--quick for a try
+	@$(BENCH_BIN)/python -m compileall -q hydra_plugins  # as pip leaves an installed package, and so the peers
 	@mkdir -p $(RESULTS)
 	@failed=; for program in $(BENCHMARKS); do \
 	  $(BENCH_BIN)/python $$program $(QUICK) --json $(RESULTS)/$$(basename $$program .py).json || failed="$$failed $$program"; \

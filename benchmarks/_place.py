@@ -97,6 +97,7 @@ def place(source: str = NOTHING) -> Iterator[Place]:
         (directory / "app.py").write_text(source, encoding="utf-8")
         environ = {
             "GPU_POOL_LEASES": str(directory / "leases"),
+            "TMPDIR": name,
             "RAY_TMPDIR": name,
             "RAY_USAGE_STATS_ENABLED": "0",
             "PYTHONWARNINGS": "ignore",

@@ -1,6 +1,6 @@
 """One run of one pool, in an interpreter of its own: sleeps, on so many slots; prints the seconds that it has taken.
 
-    python benchmarks/_pools.py (gpu_pool | poll_and_join) SLOTS SECONDS…
+    python benchmarks/_pools.py (gpu_pool | poll_and_join | bare) SLOTS SECONDS…
 
 torch is imported before, as in the app of most who have use for a pool.
 """
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import torch  # noqa: F401
@@ -44,8 +46,22 @@ def poll_and_join(slots: int, sleeps: Sequence[float]) -> None:
                 running.remove(process)
 
 
+def bare(slots: int, sleeps: Sequence[float]) -> None:
+    """The floor: a fork for each, and nothing else. What came of it nobody knows."""
+    waiting, running = deque(sleeps), 0
+    while waiting or running:
+        while waiting and running < slots:
+            seconds = waiting.popleft()
+            if os.fork() == 0:
+                time.sleep(seconds)
+                os._exit(0)
+            running += 1
+        os.wait()
+        running -= 1
+
+
 if __name__ == "__main__":
-    pool = {"gpu_pool": gpu_pool, "poll_and_join": poll_and_join}[sys.argv[1]]
+    pool = {"gpu_pool": gpu_pool, "poll_and_join": poll_and_join, "bare": bare}[sys.argv[1]]
     given = int(sys.argv[2]), [float(text) for text in sys.argv[3:]]
     start = time.perf_counter()
     multiprocessing.set_start_method("fork")

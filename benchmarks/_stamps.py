@@ -56,6 +56,7 @@ instantiate = Plugins.instantiate_launcher
 
 def instantiate_stamped(*args, **kwargs):
     launcher = instantiate(*args, **kwargs)
+    stamp("instantiated")
     launch = launcher.launch
     def launch_stamped(*args, **kwargs):
         stamp("launch")

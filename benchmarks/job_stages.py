@@ -3,6 +3,9 @@
 The app has the ends of gpu_pool's and Hydra's functions stamped, in the job's process. One job at a time, so that none
 waits for a core; what other processes of the sweep do meanwhile, main above all, which shows its end, takes no time of
 it. The stages follow each other without a gap, so their sum is the time that a slot needs for a job.
+
+What comes before all of them is beside it, by the job: until it calls launch(), Hydra's sweeper composes in main, one
+config after the other, whatever the launcher is.
 """
 
 from __future__ import annotations
@@ -64,7 +67,12 @@ def measure(sizes: Sizes) -> list[Table]:
             last = job.times[event]
     sums = tuple(map(sum, zip(*stages.values(), strict=True)))
     series = [Series(name, tuple(stages[event])) for event, name in STAGES.items()]
-    return [Table("where the time of a job goes that does nothing", "ms", (Series("all", sums), *series), ())]
+    (of_main,) = (times for times in seen.times.values() if "launch" in times)
+    sweeper = Series("Hydra's sweeper", (1000 * (of_main["launch"] - of_main["instantiated"]) / sizes.jobs,))
+    return [
+        Table("where the time of a job goes that does nothing", "ms", (Series("all", sums), *series), ()),
+        Table("before launch(), in main, by the job", "ms", (sweeper,), ()),
+    ]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 The best is computed: each sleep begins, in the order of the list, when a slot is free, and nothing else takes time.
 Beside it is the pool that people write by hand, which waits for each of its processes in turn, a tenth of a second
-each. Both are timed inside of their processes, from the call to its return, the start of the supervisor included.
+each; and the floor, which forks, and does nothing else. All are timed inside of their processes, from the call to its
+return, the start of the supervisor included.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from _place import Place, place, succeeded
 
 SEED = 7
 
+POOLS = ("gpu_pool", "poll_and_join", "bare")
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -37,7 +40,7 @@ def measure(sizes: Sizes) -> list[Table]:
 
 
 def _table(at: Place, sleeps: Sequence[float], slots: int, rounds: int) -> Table:
-    series = take_turns({name: partial(run, at, name, slots, sleeps) for name in ("gpu_pool", "poll_and_join")}, rounds)
+    series = take_turns({name: partial(run, at, name, slots, sleeps) for name in POOLS}, rounds)
     best = Series("the best list schedule, computed", (best_list_schedule(sleeps, slots),))
     question = f"GpuPool.map of {len(sleeps)} sleeps, {slots} slots"
     return Table(question, "s", (*series, best), (Goal(question, "gpu_pool", 1.05, best.name),))
