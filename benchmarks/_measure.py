@@ -71,7 +71,7 @@ class Goal:
     """What a figure of the series ``of`` is to be at most: the quantile of this share, by default the median.
 
     Where it is measured ``against`` another series, the figure is the ratio of both, or the ``difference``.
-    ``question``: what is asked, as in the README's table.
+    ``question``: what is asked, as in the README's table. ``beside``: other series to be seen there.
     """
 
     question: str
@@ -80,6 +80,7 @@ class Goal:
     against: str | None = None
     difference: bool = False
     share: float = 0.5
+    beside: tuple[str, ...] = ()
 
     def figure(self, series: Sequence[Series]) -> float:
         """What was reached."""

@@ -33,7 +33,10 @@ def measure(sizes: Sizes) -> list[Table]:
         Series("bare", gaps(seen["bare"], "gone", "begun")),
         Series("bare, until its fork", gaps(seen["bare"], "gone", "forking")),
     )
-    goals = (Goal(f"{question}, median", "gpu_pool", 2), Goal(f"{question}, p99", "gpu_pool", 20, share=0.99))
+    goals = (
+        Goal(f"{question}, median", "gpu_pool", 2, beside=("bare",)),
+        Goal(f"{question}, p99", "gpu_pool", 20, share=0.99, beside=("bare",)),
+    )
     return [Table(question, "ms", series, goals)]
 
 

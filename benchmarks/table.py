@@ -32,7 +32,7 @@ PROGRAMS = (
 
 def markdown(results: Sequence[Mapping[str, Any]]) -> str:
     """A row per goal, in the order of the programs, and a line per machine."""
-    lines = ["| question | gpu_pool | beside it | figure | at most |", "|---|---|---|---|---|"]
+    lines = ["| question | gpu_pool | beside it | figure | aimed at |", "|---|---|---|---|---|"]
     for result in results:
         for plain in result["tables"]:
             table = from_plain(plain)
@@ -46,17 +46,19 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> str:
 def from_plain(plain: Mapping[str, Any]) -> Table:
     """The table that ``Table.plain`` was made from."""
     series = tuple(Series(one["name"], tuple(one["values"])) for one in plain["series"])
-    goals = tuple(Goal(**{name: value for name, value in one.items() if name != "figure"}) for one in plain["goals"])
-    return Table(plain["title"], plain["unit"], series, goals)
+    return Table(plain["title"], plain["unit"], series, tuple(map(_goal, plain["goals"])))
+
+
+def _goal(plain: Mapping[str, Any]) -> Goal:
+    given = {name: value for name, value in plain.items() if name != "figure"}
+    return Goal(**{**given, "beside": tuple(given["beside"])})
 
 
 def row(table: Table, goal: Goal) -> str:
     """Medians, or the goal's own quantile, with minimum and maximum."""
     own, figure = table.named(goal.of), goal.figure(table.series)
-    beside = ""
-    if goal.against is not None:
-        other = table.named(goal.against)
-        beside = f"{other.name}: {_values(other, goal.share, table.unit)}"
+    others = map(table.named, [*([] if goal.against is None else [goal.against]), *goal.beside])
+    beside = "; ".join(f"{other.name}: {_values(other, goal.share, table.unit)}" for other in others)
     reached = digits(figure) if figure <= goal.at_most else f"**{digits(figure)}**"
     unit = goal.unit(table.unit)
     cells = (

@@ -81,7 +81,8 @@ def test_the_table_has_a_row_for_each_goal_and_the_machine_once_and_says_that_it
         "python": "3.11.7",
         "versions": {"torch": "2.13.0"},
     }
-    missed = replace(WALL, goals=(replace(RATIO, at_most=0.3), Goal("how long at most?", "ours", 9, share=1)))
+    at_most = Goal("how long at most?", "ours", 9, share=1, beside=("theirs",))
+    missed = replace(WALL, goals=(replace(RATIO, at_most=0.3), at_most))
     for name, what, quick in (("sweep_of_40", missed, True), ("sweep_of_200", WALL, False)):
         result = json.dumps({"machine": machine, "quick": quick, "tables": [what.plain()]})
         (tmp_path / f"{name}.json").write_text(result)
@@ -90,7 +91,7 @@ def test_the_table_has_a_row_for_each_goal_and_the_machine_once_and_says_that_it
     assert table.markdown(table.read(tmp_path)).splitlines()[2:] == [
         "| how fast? | 2 s (1–3) | theirs: 6 s (4–8) | 0.333 | 0.5 |",
         "| how fast? | 2 s (1–3) | theirs: 6 s (4–8) | **0.333** | 0.3 |",
-        "| how long at most? | 3 s (1–3) |  | 3 s | 9 s |",
+        "| how long at most? | 3 s (1–3) | theirs: 8 s (4–8) | 3 s | 9 s |",
         "",
         "A try: of no worth as a measurement.",
         "",

@@ -42,15 +42,20 @@ def test_every_key_has_its_row_with_its_default() -> None:
     assert rows() == expected
 
 
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_every_link_within_leads_to_a_heading() -> None:
-    headings = re.findall(r"^#+ (.+)$", README, re.MULTILINE)
-    there = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([^)]+)\)", README)) <= there
+    assert set(re.findall(r"\]\(#([^)]+)\)", README)) <= anchors(README)
 
 
 def test_every_file_that_it_shows_or_names_is_there() -> None:
-    for path in re.findall(r"\]\((?!#|http)([^)]+)\)", README):
+    for link in re.findall(r"\]\((?!#|http)([^)]+)\)", README):
+        path, _, anchor = link.partition("#")
         assert (ROOT / path).is_file(), path
+        assert not anchor or anchor in anchors((ROOT / path).read_text(encoding="utf-8")), link
 
 
 # --- commands ---
