@@ -50,6 +50,8 @@ ORDER = (
     "_system",
     "_requests",
     "_schedule",
+    "_tries",
+    "_queue",
     "_slots",
     "_gauge",
     "_job",

@@ -57,7 +57,8 @@ from hydra_plugins.hydra_gpu_pool_launcher._model import (
     Slot,
     Status,
 )
-from hydra_plugins.hydra_gpu_pool_launcher._schedule import IllegalEventError, Schedule
+from hydra_plugins.hydra_gpu_pool_launcher._schedule import Schedule
+from hydra_plugins.hydra_gpu_pool_launcher._tries import IllegalEventError
 from hydra_plugins.hydra_gpu_pool_launcher._verdict import LOST_AFTER_S, Stopped, judge
 
 GRACE_S = 30.0

@@ -1,26 +1,17 @@
 """Events in, commands out: which job starts when and where, when it is stopped, and how it ended.
 
 Every policy is here, and nothing else is: no clock (the time comes with each event, in seconds of any monotonic clock),
-no process, no file. A try of a job goes through these phases, and no other way:
-
-    QUEUED ──Start──▶ RUNNING ──Stop, timeout──▶ STOPPING ──grace over──▶ KILLED ──bound over──▶ ABANDONED ──▶ OVER
-       │                 └─────────────────────────┴─its process is gone───┴───▶ ENDING ──bound over──┘      ▲
-       └──Stop──▶ OVER                                                             └──its tree is gone───────┘
-
-and a job whose try is OVER is over itself, or QUEUED again.
+no process, no file. A job waits in the ``_queue``, its try goes through the phases of ``_tries``, and when that is
+over, the job is over itself, or waits again.
 """
 
 from __future__ import annotations
 
-import enum
 import signal
-from collections import deque
-from collections.abc import Callable, Collection, MutableSequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from ._errors import GpuPoolError
 from ._events import (
-    Abandon,
     Abandoned,
     Cancel,
     Command,
@@ -30,8 +21,6 @@ from ._events import (
     Freed,
     Gone,
     Held,
-    Interrupt,
-    Kill,
     Measured,
     Released,
     Retry,
@@ -45,50 +34,11 @@ from ._events import (
     Waiting,
 )
 from ._gauge import Gauge
-from ._model import Cause, Exit, Job, Layout, Outcome, Policy, Report, Slot, Status
+from ._model import Cause, Exit, Layout, Outcome, Policy, Report, Slot, Status
+from ._queue import Entry, Queue
 from ._slots import Slots
-from ._verdict import LOST_AFTER_S, Stopped, cancelled, judge, lost, told
-
-
-class IllegalEventError(GpuPoolError):
-    """An event that cannot be, such as the end of a job that does not run: a fault of gpu_pool itself."""
-
-
-class Phase(enum.Enum):
-    """Where a job that has been started, and is not over, stands."""
-
-    RUNNING = "running"
-    STOPPING = "stopping"
-    KILLED = "killed"
-    ENDING = "ending"
-    ABANDONED = "abandoned"
-
-
-@dataclass(eq=False)
-class _Entry:
-    """A job that is not over, and its next try, or the one that runs.
-
-    ``alone``: it takes all slots of its devices. ``failed``: how the try before ended. ``refused``: others had slots
-    that it needs, so it is in line.
-    """
-
-    job: Job
-    attempt: int = 1
-    alone: bool = False
-    failed: Outcome | None = None
-    refused: bool = False
-
-
-@dataclass(eq=False)
-class _Try:
-    """A job on its slots. ``deadline``: when the phase is over at the latest; None: no limit."""
-
-    entry: _Entry
-    slots: tuple[Slot, ...]
-    deadline: float | None
-    phase: Phase = Phase.RUNNING
-    stopped: Stopped | None = None
-
+from ._tries import Phase, Tries, Try
+from ._verdict import Stopped, cancelled, judge, lost, told
 
 _SOON_S, _AGAIN_S = 1.0, 30.0
 """From the first look at slots that others have to the next, and then from one to the next: where nothing tells of what
@@ -105,15 +55,13 @@ class Schedule:
 
     layout: Layout
     policy: Policy
-    _queue: deque[_Entry] = field(default_factory=deque)
-    _alone: list[_Entry] = field(default_factory=list)  # those of the waiting that need whole devices
-    _running: dict[int, _Try] = field(default_factory=dict)
+    _queue: Queue = field(default_factory=Queue)
+    _running: Tries = field(default_factory=Tries)
     _slots: Slots = field(init=False)
     _stopped: Stop | None = None
     _held: bool = False
     _not_before: float = float("-inf")  # the next start, for stagger_s
     _due: float | None = None  # when a start that only stagger_s delays can be made
-    _turn: dict[int, int] = field(default_factory=dict)  # by job: its place in the order of submission
     _gauge: Gauge = field(init=False)
     _crowded: bool = False  # the system has refused a process since the last end of a job
     _reserved: tuple[int, ...] = ()  # the devices that the first of those that need whole ones is to have
@@ -130,7 +78,7 @@ class Schedule:
     @property
     def idle(self) -> bool:
         """True when every job that was submitted is over."""
-        return not self._queue and not self._alone and not self._running
+        return not self._queue and not self._running
 
     @property
     def stopped(self) -> bool:
@@ -147,8 +95,7 @@ class Schedule:
         """What follows from the event. Raises IllegalEventError where it cannot have happened."""
         match event:
             case Submitted(jobs):
-                self._queue.extend(map(_Entry, jobs))
-                self._turn.update((job.num, turn) for turn, job in enumerate(jobs, len(self._turn)))
+                self._queue.submit(jobs)
                 if self._stopped is not None:
                     return self._cancel_queue(self._stopped.why)
                 return self._start(now)
@@ -159,21 +106,21 @@ class Schedule:
             case Freed():
                 return self._freed(now)
             case Returned(num):
-                self._expect(num, event, Phase.STOPPING, Phase.KILLED).stopped = None
+                self._running.expect(num, event, Phase.STOPPING, Phase.KILLED).stopped = None
                 return []
             case Saving(num):
-                return self._saving(self._expect(num, event, Phase.STOPPING), now)
+                self._running.expect(num, event, Phase.STOPPING).save(now + (self.policy.timeout_s or 0))
+                return []
             case Ending(num):
-                attempt = self._expect(num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED)
-                attempt.phase, attempt.deadline = Phase.ENDING, now + LOST_AFTER_S
+                self._running.expect(num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED).end(now)
                 return []
             case Gone(num, exit_, report):
-                attempt = self._expect(num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED, Phase.ENDING)
+                attempt = self._running.expect(num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED, Phase.ENDING)
                 self._slots.release(attempt.slots)
                 self._gauge.ended(num, now)
                 return [*self._over(attempt, exit_, report, now), *self._start(now)]
             case Abandoned(num, report):
-                attempt = self._expect(num, event, Phase.ABANDONED)
+                attempt = self._running.expect(num, event, Phase.ABANDONED)
                 self._slots.retire(attempt.slots)  # whatever cannot be killed still holds its GPU
                 self._gauge.dropped(num)
                 return [*self._over(attempt, None, report, now), *self._start(now)]
@@ -198,10 +145,9 @@ class Schedule:
                 why = f"took longer than timeout_min={(self.policy.timeout_s or 0) / 60:g}"
                 commands.append(self._interrupt(attempt, Stopped(Cause.TIMEOUT, why), signal.SIGTERM, now))
             elif attempt.phase is Phase.STOPPING:
-                commands.append(self._kill(attempt, "did not end within kill_grace_s", now))
+                commands.append(attempt.kill("did not end within kill_grace_s", now))
             else:
-                attempt.phase, attempt.deadline = Phase.ABANDONED, None
-                commands.append(Abandon(attempt.entry.job.num))
+                commands.append(attempt.abandon())
         if any(due is not None and due <= now for due in (self._due, self._gauge.due)):
             commands += self._start(now)
         if self._again is not None and self._again <= now:
@@ -227,15 +173,16 @@ class Schedule:
 
     def _waits_as_a_whole(self) -> frozenset[int]:
         """The devices that nobody else is to begin to use: none for a job that could not start on them all the same."""
-        if not self._alone or (self._due is not None and not self._alone[0].refused):
+        first = self._queue.first_alone
+        if first is None or (self._due is not None and not first.refused):
             return frozenset()
         wanted = self._slots.as_empty(self._closed) if self._slots.others else frozenset(self._reserved)
         return wanted - self._gauge.in_vain
 
     def _next_waits_for(self) -> tuple[frozenset[Slot], frozenset[int]]:
         """The slots that others have, and the devices whose memory they hold, of those that are not reserved."""
-        reserved = frozenset(self._reserved if self._alone else ())
-        if not self._queue or self._due is not None:
+        reserved = frozenset(self._reserved if self._queue.first_alone is not None else ())
+        if self._queue.first is None or self._due is not None:
             return frozenset(), frozenset()
         slots = self._wanted if self._gauge.looking else frozenset()  # then it is not known yet who has them
         if self._slots.others:
@@ -246,13 +193,6 @@ class Schedule:
             self._gauge.behind & self._slots.with_room - reserved,
         )
 
-    def _expect(self, num: int, event: Event, *phases: Phase) -> _Try:
-        attempt = self._running.get(num)
-        if attempt is None or attempt.phase not in phases:
-            phase = "not running" if attempt is None else attempt.phase.value
-            raise IllegalEventError(f"{type(event).__name__} for job {num}, which is {phase}")
-        return attempt
-
     # --- starting ---
 
     def _start(self, now: float) -> list[Command]:
@@ -260,7 +200,7 @@ class Schedule:
         commands: list[Command] = []
         self._due = self._gauge.due = None
         self._crowded = False
-        while (self._queue or self._alone) and self._stopped is None and not self._held:
+        while self._queue and self._stopped is None and not self._held:
             found = self._next()
             if found is None and not self._slots.others:
                 if not self._running:  # every slot that a job could have is retired
@@ -276,10 +216,10 @@ class Schedule:
                 commands += self._gauge.ask(now)
                 break
             entry, slots = found
-            (self._alone if entry.alone else self._queue).remove(entry)
+            self._queue.remove(entry)
             self._slots.take(slots)
             limit = None if self.policy.timeout_s is None else now + self.policy.timeout_s
-            self._running[entry.job.num] = _Try(entry, slots, limit)
+            self._running[entry.job.num] = Try(entry, slots, limit)
             self._gauge.started(entry.job.num, [slot.device for slot in slots], now)
             self._not_before = now + self.policy.stagger_s
             commands.append(Start(entry.job, entry.attempt, slots, entry.alone))
@@ -289,32 +229,33 @@ class Schedule:
         """What has memory starts; of devices that only lack memory, a person is told."""
         self._gauge.take(event, now)
         commands = self._start(now)
-        if (self._queue or self._alone) and not self._held:
+        if self._queue and not self._held:
             commands += self._gauge.scarce(self._slots.with_room)
         self._gauge.forget()
         return commands
 
-    def _next(self, closed: Collection[int] = ()) -> tuple[_Entry, tuple[Slot, ...]] | None:
+    def _next(self, closed: Collection[int] = ()) -> tuple[Entry, tuple[Slot, ...]] | None:
         """The job to start, and its slots. What needs whole devices comes first: others fill them up for ever.
 
         ``closed``: devices on which nothing may start for now.
         """
+        alone, first = self._queue.first_alone, self._queue.first
         self._closed = closed
-        self._reserved = self._slots.emptiest(closed, self._reserved) if self._alone else ()
-        if self._alone:
+        self._reserved = self._slots.emptiest(closed, self._reserved) if alone is not None else ()
+        if alone is not None:
             slots = self._slots.all_of(self._reserved)
             if slots is not None and not {*self._reserved} & {*closed}:
-                return self._alone[0], slots
-        placed = self._slots.place({*self._reserved, *closed}) if self._queue else None
-        return None if placed is None else (self._queue[0], placed)
+                return alone, slots
+        placed = self._slots.place({*self._reserved, *closed}) if first is not None else None
+        return None if first is None or placed is None else (first, placed)
 
     def _refused(self, event: StartRefused, now: float) -> list[Command]:
         """Tried again when a job ends: until then, no slot is worth a try. Where none runs, nothing would ever end."""
         entry, stopped = self._not_started(event)
         if stopped is not None:
-            return self._end(entry, entry.attempt - 1, cancelled(f"{stopped.why}; {_before(entry)}"), now)
+            return self._end(entry, entry.attempt - 1, cancelled(f"{stopped.why}; {entry.undone}"), now)
         if event.for_now and (self._running or self._held):
-            self._enqueue(entry)
+            self._queue.put_back(entry)
             self._crowded = True
             return []
         why = f"could not be started: {event.why}"
@@ -327,9 +268,9 @@ class Schedule:
         entry, stopped = self._not_started(event)
         self._not_before = now  # it was no start
         if stopped is not None:
-            return self._end(entry, entry.attempt - 1, cancelled(f"{stopped.why}; {_before(entry)}"), now)
+            return self._end(entry, entry.attempt - 1, cancelled(f"{stopped.why}; {entry.undone}"), now)
         entry.refused = True
-        self._enqueue(entry)
+        self._queue.put_back(entry)
         self._slots.others |= event.slots
         return [] if self._crowded else self._start(now)
 
@@ -337,19 +278,13 @@ class Schedule:
         self._slots.others.clear()
         return [] if self._crowded else self._start(now)
 
-    def _not_started(self, event: StartRefused | Taken) -> tuple[_Entry, Stopped | None]:
+    def _not_started(self, event: StartRefused | Taken) -> tuple[Entry, Stopped | None]:
         """The try is as if it had not been; and why it is not to be made again: by fail_fast, in the same step."""
-        attempt = self._expect(event.num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED)
+        attempt = self._running.expect(event.num, event, Phase.RUNNING, Phase.STOPPING, Phase.KILLED)
         del self._running[event.num]
         self._slots.release(attempt.slots)
         self._gauge.dropped(event.num)
         return attempt.entry, attempt.stopped
-
-    def _enqueue(self, entry: _Entry) -> None:
-        """In front of all that was submitted later: in one step, several may be refused."""
-        queue: MutableSequence[_Entry] = self._alone if entry.alone else self._queue
-        before = sum(self._turn[other.job.num] < self._turn[entry.job.num] for other in queue)
-        queue.insert(before, entry)
 
     # --- stopping ---
 
@@ -359,7 +294,7 @@ class Schedule:
         commands = self._cancel_queue(stop.why)
         for attempt in self._running.values():
             if stop.signum == signal.SIGKILL and attempt.phase in {Phase.RUNNING, Phase.STOPPING}:
-                commands.append(self._kill(attempt, stop.why, now))
+                commands.append(attempt.kill(stop.why, now))
             elif attempt.phase is Phase.RUNNING:
                 commands.append(self._interrupt(attempt, Stopped(Cause.CANCELLED, stop.why), stop.signum, now))
         return commands
@@ -371,40 +306,20 @@ class Schedule:
             if attempt.phase is not Phase.RUNNING:
                 return []
             return [self._interrupt(attempt, Stopped(Cause.CANCELLED, why), signal.SIGTERM, now)]
-        for queue in (self._queue, self._alone):
-            for entry in [entry for entry in queue if entry.job.num == num]:
-                queue.remove(entry)
-                return [End(entry.job, entry.attempt - 1, cancelled(f"{why}; {_before(entry)}")), *self._start(now)]
-        return []
+        entry = self._queue.take(num)
+        if entry is None:
+            return []
+        return [End(entry.job, entry.attempt - 1, cancelled(f"{why}; {entry.undone}")), *self._start(now)]
 
-    def _interrupt(self, attempt: _Try, stopped: Stopped, signum: int, now: float) -> Command:
-        attempt.phase, attempt.deadline = Phase.STOPPING, now + self.policy.kill_grace_s
-        attempt.stopped = stopped
-        return Interrupt(attempt.entry.job.num, stopped.why, signum, stopped.cause)
-
-    def _saving(self, attempt: _Try, now: float) -> list[Command]:
-        """It has as much time again, to save and to exit; whatever else stops it is told what is lost by it."""
-        stopped = attempt.stopped
-        if stopped is not None and stopped.cause is Cause.TIMEOUT:
-            attempt.phase, attempt.stopped = Phase.RUNNING, None
-            attempt.deadline = now + (self.policy.timeout_s or 0)
-        elif stopped is not None:
-            why = f"{stopped.why}; it had finished, but its result could not be saved"
-            attempt.stopped = Stopped(stopped.cause, why)
-        return []
-
-    def _kill(self, attempt: _Try, why: str, now: float) -> Command:
-        if attempt.phase is Phase.RUNNING:
-            attempt.stopped = Stopped(Cause.CANCELLED, why)
-        attempt.phase, attempt.deadline = Phase.KILLED, now + LOST_AFTER_S
-        return Kill(attempt.entry.job.num, why)
+    def _interrupt(self, attempt: Try, stopped: Stopped, signum: int, now: float) -> Command:
+        return attempt.interrupt(stopped, signum, now + self.policy.kill_grace_s)
 
     def _cancel_queue(self, why: str) -> list[Command]:
-        return self._end_queue(lambda entry: cancelled(f"{why}; {_before(entry)}"))
+        return self._end_queue(lambda entry: cancelled(f"{why}; {entry.undone}"))
 
     # --- ending ---
 
-    def _over(self, attempt: _Try, exit_: Exit | None, report: Report | None, now: float) -> list[Command]:
+    def _over(self, attempt: Try, exit_: Exit | None, report: Report | None, now: float) -> list[Command]:
         """The try is; the job as well, unless it may have another one."""
         entry, outcome = attempt.entry, judge(attempt.stopped, exit_, report)
         del self._running[entry.job.num]
@@ -414,11 +329,11 @@ class Schedule:
             and self._stopped is None
         ):
             alone = outcome.cause is Cause.OOM and not self.layout.on_cpu
-            self._enqueue(_Entry(entry.job, entry.attempt + 1, alone or entry.alone, outcome))
+            self._queue.put_back(Entry(entry.job, entry.attempt + 1, alone or entry.alone, outcome))
             return [Retry(entry.job, entry.attempt, outcome)]
         return self._end(entry, entry.attempt, outcome, now)
 
-    def _end(self, entry: _Entry, attempt: int, outcome: Outcome, now: float) -> list[Command]:
+    def _end(self, entry: Entry, attempt: int, outcome: Outcome, now: float) -> list[Command]:
         commands: list[Command] = [End(entry.job, attempt, outcome)]
         if self.policy.fail_fast and outcome.status is Status.FAILED and self._stopped is None:
             commands += self._stop(
@@ -426,16 +341,6 @@ class Schedule:
             )
         return commands
 
-    def _end_queue(self, outcome: Callable[[_Entry], Outcome]) -> list[Command]:
+    def _end_queue(self, outcome: Callable[[Entry], Outcome]) -> list[Command]:
         """All that waits, in the order of submission. ``attempt`` is the number of tries that there were: 0, mostly."""
-        waiting = sorted([*self._alone, *self._queue], key=lambda entry: self._turn[entry.job.num])
-        self._alone.clear()
-        self._queue.clear()
-        return [End(entry.job, entry.attempt - 1, outcome(entry)) for entry in waiting]
-
-
-def _before(entry: _Entry) -> str:
-    """What was not done with a job that waited."""
-    if entry.failed is None:
-        return "it was not started"
-    return f"it was not tried again, after {told(entry.job, entry.failed.error_type, entry.failed.error_text)}"
+        return [End(entry.job, entry.attempt - 1, outcome(entry)) for entry in self._queue.take_all()]
