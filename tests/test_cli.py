@@ -47,8 +47,8 @@ from hydra_plugins.hydra_gpu_pool_launcher._events import CANCELLED_BY_HAND
 from hydra_plugins.hydra_gpu_pool_launcher._files import SweepFiles
 from hydra_plugins.hydra_gpu_pool_launcher._lease_files import Holder
 from hydra_plugins.hydra_gpu_pool_launcher._outside import Standing, WatchedSweep, find, standing
+from hydra_plugins.hydra_gpu_pool_launcher._seen import Launch
 from hydra_plugins.hydra_gpu_pool_launcher._table import Line
-from hydra_plugins.hydra_gpu_pool_launcher._view import Launch
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "hydra_plugins.hydra_gpu_pool_launcher"]

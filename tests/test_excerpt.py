@@ -9,7 +9,7 @@ from test_view import end, queued, seen
 
 from hydra_plugins.hydra_gpu_pool_launcher._alike import alike, named, runs
 from hydra_plugins.hydra_gpu_pool_launcher._excerpt import excerpt
-from hydra_plugins.hydra_gpu_pool_launcher._view import JobView
+from hydra_plugins.hydra_gpu_pool_launcher._seen import JobView
 
 OURS = "/env/hydra_plugins/hydra_gpu_pool_launcher"
 WRAPPED = """\

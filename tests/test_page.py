@@ -24,7 +24,8 @@ from test_view import end, launch, queued, seen, start
 from hydra_plugins.hydra_gpu_pool_launcher import _family, _process, _sheet, _timeline
 from hydra_plugins.hydra_gpu_pool_launcher._markup import WORDS, cell_text, plain, span
 from hydra_plugins.hydra_gpu_pool_launcher._page import page, to_be_told
-from hydra_plugins.hydra_gpu_pool_launcher._view import State, View
+from hydra_plugins.hydra_gpu_pool_launcher._seen import State
+from hydra_plugins.hydra_gpu_pool_launcher._view import View
 
 DONE = {"event": "done", "time": 100.0}
 

@@ -107,6 +107,7 @@ ORDER = (
     "_markup",
     "_results",
     "_view",
+    "_seen",
     "_tail",
     "_resume",
     "_aside",

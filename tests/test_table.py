@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from test_view import end, launch, queued, seen, start, stop
 
+from hydra_plugins.hydra_gpu_pool_launcher._seen import State
 from hydra_plugins.hydra_gpu_pool_launcher._table import cells, clock, cut_left, overview, rows, short
-from hydra_plugins.hydra_gpu_pool_launcher._view import State, View
+from hydra_plugins.hydra_gpu_pool_launcher._view import View
 
 WHERE = "multirun/2026-11-30/10-12-25"
 

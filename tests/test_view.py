@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from hydra_plugins.hydra_gpu_pool_launcher._model import Cause, Job
-from hydra_plugins.hydra_gpu_pool_launcher._view import State, View, columns, differing_overrides
+from hydra_plugins.hydra_gpu_pool_launcher._seen import State
+from hydra_plugins.hydra_gpu_pool_launcher._view import View, columns, differing_overrides
 
 
 def launch(**facts: Any) -> dict[str, Any]:

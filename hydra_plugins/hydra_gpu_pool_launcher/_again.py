@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from hydra.errors import HydraException
 
 from ._files import SweepFiles
+from ._seen import Launch
 from ._tail import one_line, plain
-from ._view import Launch
 
 _RESUME, _SWEEP_DIR = "hydra.launcher.resume", "hydra.sweep.dir"
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from ._results import error_line
-from ._view import JobView
+from ._seen import JobView
 
 _DIFFERS = re.compile(r"0[xX][0-9a-fA-F]+|\d+(\.\d+)?([eE][+-]?\d+)?(\s?[KMGT]i?B\b)?")
 """From job to job, where the same has happened: addresses, sizes, steps."""

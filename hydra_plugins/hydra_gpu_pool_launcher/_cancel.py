@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from . import _inotify, _pidfd
 from ._files import SweepFiles, ask_to_cancel
 from ._outside import Refused, Standing, WatchedSweep, named, over, shown
+from ._seen import State
 from ._table import error
 from ._tail import one_line
-from ._view import State
 from ._world import CANCEL
 
 WAIT_S = 15.0

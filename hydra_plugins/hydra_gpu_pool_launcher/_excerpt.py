@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ._errors import JobCrashedError
 from ._model import Cause
-from ._view import JobView
+from ._seen import JobView
 
 _TRACEBACK = "Traceback (most recent call last):"
 _FATAL = "Fatal Python error: "

@@ -13,8 +13,9 @@ from . import _tail
 from ._files import SweepFiles
 from ._printing import Streams
 from ._screen import Screen, is_terminal
+from ._seen import JobView, State
 from ._table import Line, overview, rows
-from ._view import JobView, State, View
+from ._view import View
 from ._ways import beneath, is_plain
 
 REFRESH_S = 0.25

@@ -18,9 +18,9 @@ from typing import BinaryIO, Protocol
 from . import _descriptors, _inotify
 from ._files import SweepFiles, open_file
 from ._outside import Refused, Standing, WatchedSweep, named, over, shown
+from ._seen import State
 from ._table import cut
 from ._tail import as_seen
-from ._view import State
 
 _BLOCK = 1 << 16
 _LOOK_S = 1.0  # a network's file system tells of no change

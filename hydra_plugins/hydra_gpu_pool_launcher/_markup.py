@@ -7,8 +7,8 @@ import re
 from datetime import datetime
 
 from ._results import LOST, Cell
+from ._seen import State
 from ._tail import CONTROLS, ESCAPES
-from ._view import State
 
 WORDS = {
     State.COMPLETED.value: "completed",

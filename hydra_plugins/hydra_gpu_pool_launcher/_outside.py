@@ -19,8 +19,9 @@ from ._facts import DamagedEventError, is_amount, sound
 from ._files import SweepFiles
 from ._journal import JournalReader
 from ._model import Outcome
+from ._seen import JobView, Launch
 from ._tail import one_line
-from ._view import JobView, Launch, View
+from ._view import View
 
 _OWN_DIRECTORY = re.compile(r"\.gpu_pool(\.\d+)?")
 

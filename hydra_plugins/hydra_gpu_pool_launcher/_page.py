@@ -22,9 +22,10 @@ from ._alike import alike
 from ._excerpt import excerpt
 from ._markup import WORDS, counted, escaped, grouped, moment, percent, plain, span, verbatim
 from ._results import LOST, error_line, log_of, results, status
+from ._seen import JobView, State
 from ._sheet import Sheet
 from ._timeline import Timeline
-from ._view import JobView, State, View
+from ._view import View
 
 _CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _JS = Path(__file__).with_name("page.js").read_text(encoding="utf-8")

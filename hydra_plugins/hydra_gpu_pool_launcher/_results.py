@@ -14,7 +14,8 @@ from typing import Any
 from ._errors import JOB_ERRORS, JobCancelledError
 from ._files import SweepFiles
 from ._model import Cause
-from ._view import JobView, View, columns
+from ._seen import JobView
+from ._view import View, columns
 
 Cell = str | int | float | bool | None
 """None: there is nothing to say."""

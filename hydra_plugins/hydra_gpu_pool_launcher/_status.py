@@ -16,9 +16,10 @@ from ._again import resume_command
 from ._files import SweepFiles
 from ._outside import Standing, over, shown
 from ._results import error_text_of
+from ._seen import JobView, State
 from ._table import Line, cells, cut, error, gb, overview, pad, rows, short, value_text, with_place
 from ._tail import one_line
-from ._view import JobView, State, View, columns
+from ._view import View, columns
 
 _GAP = "  "
 _WIDEST_OVERRIDE = 24

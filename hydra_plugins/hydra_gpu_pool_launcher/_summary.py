@@ -14,9 +14,10 @@ from ._excerpt import excerpt
 from ._files import SweepFiles
 from ._model import Cause, Job, Status
 from ._results import LOST
+from ._seen import JobView, State
 from ._table import cells, clock, cut, cut_left, error, pad, shares, value_text
 from ._tail import last_lines, one_line
-from ._view import JobView, State, View, columns
+from ._view import View, columns
 
 MOST_ROWS = 200
 """Of the table at the end."""

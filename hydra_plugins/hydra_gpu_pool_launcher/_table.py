@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ._results import error_line
+from ._seen import JobView, State
 from ._tail import one_line
-from ._view import JobView, State, View, columns
+from ._view import View, columns
 
 _WIDEST_OVERRIDE = 16
 _LEAST_LAST_LINE = 24

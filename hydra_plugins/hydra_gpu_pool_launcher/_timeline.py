@@ -9,7 +9,8 @@ from typing import Any
 
 from ._markup import WORDS, cut, escaped, moment, percent
 from ._results import LOST, gpu_of
-from ._view import JobView, TryView, View
+from ._seen import JobView, TryView
+from ._view import View
 
 _MOST_BARS = 5000
 

@@ -15,10 +15,11 @@ from . import _descriptors, _inotify
 from ._excerpt import excerpt
 from ._files import SweepFiles
 from ._outside import NoSweep, Standing, WatchedSweep, as_left, over, shown
+from ._seen import JobView, State
 from ._status import as_json, dumps, report
 from ._table import Line, cut, overview
 from ._tail import last_line, last_lines
-from ._view import JobView, State, View
+from ._view import View
 
 _IN_A_PIPE = 160
 """Columns, where nobody says how many there are."""
