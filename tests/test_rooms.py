@@ -43,6 +43,7 @@ ORDER = (
     "_fresh",
     "_guard",
     "_world",
+    "_channel",
     "_records",
     "_memory",
     "_monitor",

@@ -5,9 +5,7 @@ All of this runs in the supervisor, for the loop of ``_pool``, which decides not
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
 import signal
 import time
@@ -17,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import (
-    _descriptors,
     _files,
     _interpreter,
     _job,
@@ -28,7 +25,8 @@ from . import (
     _threads,
 )
 from ._carry import CarriedBody
-from ._events import Ending, Freed, Measured, Start, Stop, Waiting
+from ._channel import Channel
+from ._events import Ending, Freed, Measured, Start, Waiting
 from ._family import Family, children
 from ._leader import Origin as OriginOfJob
 from ._lease_files import Holder
@@ -37,7 +35,7 @@ from ._memory import Memory
 from ._model import Group, Layout, Policy, Report, Slot
 from ._monitor import Monitor
 from ._records import Records
-from ._requests import Close, Request, from_line
+from ._requests import Request
 from ._resume import Earlier
 from ._system import Died, Happening
 
@@ -105,15 +103,15 @@ class SystemWorld:
         self._imported = imported
         self._handlers_of_the_app = handlers_of_the_app
         self._origin = origin
-        self._wakeup = wakeup
-        self._lifelines = {
-            origin.main_pidfd: "the main process is gone",
-            guard_pidfd: "the guard process is gone",
-        }
+        self._channel = Channel(
+            origin.channel,
+            wakeup,
+            {origin.main_pidfd: "the main process is gone", guard_pidfd: "the guard process is gone"},
+            {_job.UNSAVED: self._tell_of_unsaved, CANCEL: lambda: self._records.cancelled_by_hand()},
+        )
         self._family = Family()
         if imported is not None:
             self._family.spare(children())  # what the app's import has started: a resource tracker, say
-        self._unread = b""
         self._records = Records(app.layout, origin.main, self.tell, imported)
         self._said_unsaved = False  # in this launch
         self._has_launched = False
@@ -128,7 +126,6 @@ class SystemWorld:
         self._leases = leases
         self._said_unleased = False
         self._said_deaf = False
-        self._over: set[int] = set()  # of the channel and the lifelines: those that have told all they can
 
     def now(self) -> float:
         return time.monotonic()
@@ -163,42 +160,19 @@ class SystemWorld:
         """What happened to the jobs, or came from outside. What the driver has said is only looked at in ``wait``."""
         memory = self._memory.descriptors()
         bell = None if self._leases is None else self._leases.bell
-        watch = {self._origin.channel, self._wakeup[0], *self._lifelines} - self._over
-        watch |= {*memory} if bell is None else {*memory, bell}
-        steps, ready = self._family.wait(timeout, watch)
+        watch = {*self._channel.watched, *memory}
+        steps, ready = self._family.wait(timeout, watch if bell is None else {*watch, bell})
         events: list[Happening] = [Ending(num) if exit_ is None else Died(num, exit_) for num, exit_ in steps.items()]
         for fd in ready:
             if fd in memory:
                 pass
-            elif fd == self._origin.channel:
-                events += self._from_main()
             elif fd == bell:
                 assert self._leases is not None
                 self._leases.heard()
                 events.append(Freed())
-            elif fd == self._wakeup[0]:
-                numbers = set(os.read(fd, 64))
-                if _job.UNSAVED in numbers:
-                    self._tell_of_unsaved()
-                if CANCEL in numbers:
-                    events += self._records.cancelled_by_hand()
-                if names := sorted(signal.Signals(number).name for number in numbers - {_job.UNSAVED, CANCEL}):
-                    events += [Stop(f"{' and '.join(names)} to the supervisor", signal.SIGTERM), Close()]
             else:
-                self._over.add(fd)
-                events += [Stop(self._lifelines[fd], signal.SIGTERM), Close()]
+                events += self._channel.hear(fd)
         return events
-
-    def _from_main(self) -> list[Happening]:
-        try:
-            got = os.read(self._origin.channel, 1 << 16)
-        except ConnectionResetError:
-            got = b""
-        if not got:
-            self._over.add(self._origin.channel)
-            return [Stop("the main process is gone, or has become another program", signal.SIGTERM), Close()]
-        *lines, self._unread = (self._unread + got).split(b"\n")
-        return [event for line in lines for event in from_line(line)]
 
     def open(self, request: Request) -> Earlier | None:
         self._said_unsaved = False
@@ -221,16 +195,10 @@ class SystemWorld:
         self.tell({"refused": why})
 
     def tell(self, message: dict[str, Any]) -> None:
-        """A line to main. It fits into the socket's buffer, which main has emptied before it asked."""
-        self._to_main(json.dumps(message).encode() + b"\n")
+        self._channel.tell(message)
 
     def ring(self) -> None:
-        self._to_main(b"\n")
-
-    def _to_main(self, line: bytes) -> None:
-        """Where the buffer is full, main has enough to wake up for; where it is closed, nobody is there to."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-            _descriptors.send(self._origin.channel, line)
+        self._channel.ring()
 
     def record(self, event: str, **facts: Any) -> None:
         self._records.record(event, **facts)
@@ -238,11 +206,12 @@ class SystemWorld:
     def blocked(self) -> str | None:
         return self._records.blocked()
 
-    def _tell_of_unsaved(self) -> None:
+    def _tell_of_unsaved(self) -> Sequence[Happening]:
         if self._records.request is not None and not self._said_unsaved:
             self._said_unsaved = True
             where = self._records.request.files.sweep_dir
             self.warn(f"a job cannot save its result in {where}, and waits until it can: free some space there")
+        return ()
 
     def warn(self, text: str) -> None:
         self.tell({"warn": text})
@@ -320,9 +289,9 @@ class SystemWorld:
 
     def _descriptors(self) -> set[int]:
         """All that is ours, for a job to close."""
-        pool = {self._origin.channel, *self._wakeup, *self._lifelines, *self._memory.descriptors()}
         leases = set() if self._leases is None else self._leases.descriptors()
-        return pool.union(self._records.descriptors(), self._family.descriptors(), leases)
+        others = (self._memory.descriptors(), self._records.descriptors(), self._family.descriptors(), leases)
+        return self._channel.descriptors.union(*others)
 
     def signal(self, num: int, signum: int) -> None:
         self._family.signal(num, signum)
