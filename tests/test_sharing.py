@@ -270,11 +270,14 @@ def test_what_a_killed_sweep_has_leased_is_free_when_its_jobs_are_gone(
     second = sweeps.start("second", "work", 2, seats=1 if len(killed) == 1 else 2)
     wait_in_line(leases, 1)
     if killed == ["supervisor"]:  # its guard has what it had, until it has ended the jobs
-        os.kill(pids["guard"], signal.SIGSTOP)
+        held_up = (pids["main"], pids["guard"])  # main as well, which would have the guard go on
+        for pid in held_up:
+            os.kill(pid, signal.SIGSTOP)
         os.kill(pids["supervisor"], signal.SIGKILL)
         assert _descriptors.wait_readable([first.pidfds[-1]], LIMIT_S)
         assert [*_lease_directory.holders(str(leases))] == ["0.0"]
-        os.kill(pids["guard"], signal.SIGCONT)
+        for pid in held_up:
+            os.kill(pid, signal.SIGCONT)
     for name in killed:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pids[name], signal.SIGKILL)
