@@ -22,7 +22,7 @@ class Sizes:
 
 def measure(sizes: Sizes) -> list[Table]:
     seen = seen_in_turns(sizes.rounds, sizes.jobs)
-    question = "from the slot free to the next job's task function entered"
+    question = "from a job's process gone to the next one's task function entered"
     floor = "bare: fork and composition"
     series = (
         Series("gpu_pool", gaps(seen["gpu_pool"], "gone", "task")),
@@ -31,7 +31,7 @@ def measure(sizes: Sizes) -> list[Table]:
         Series("bare: fork", parts(seen["bare"], "forking", "begun")),
         Series("gpu_pool: fork", parts(seen["gpu_pool"], "forking", "begun")),
     )
-    goal = Goal(f"{question}, beyond fork and composition", "gpu_pool", 10, floor, difference=True)
+    goal = Goal(f"{question}, less bare's fork and composition", "gpu_pool", 10, floor, difference=True)
     return [Table(question, "ms", series, (goal,))]
 
 

@@ -24,7 +24,7 @@ def measure(sizes: Sizes) -> list[Table]:
             at.sweep(LAUNCHERS[name], 2)  # uncounted: files are read for the first time
         series = take_turns({name: partial(at.sweep, LAUNCHERS[name], sizes.jobs) for name in LAUNCHED}, sizes.rounds)
     question = f"{sizes.jobs} jobs, 2 slots, wall time"
-    return [Table(question, "s", series, (Goal(question, "gpu_pool", 0.65, "joblib"),))]
+    return [Table(question, "s", series, (Goal(question, "gpu_pool", 0.65, "joblib", beside=("basic",)),))]
 
 
 if __name__ == "__main__":

@@ -267,6 +267,14 @@ def test_what_jobs_hold_of_their_gpus_is_shown_where_it_is_known(run: Run, tmp_p
     assert held == {0: None, 1: None, 2: 12_345.6, 3: 900.0}
 
 
+def test_of_a_sweep_that_was_stopped_it_says_why(run: Run, tmp_path: Path) -> None:
+    write(tmp_path, launched(started=1), queued(0), end(0, 1.0, attempt=0), {**DONE, "stopped": "Ctrl-C\x1b[2J"})
+    line = run("status", ".")[1].splitlines()[1]
+    assert line.startswith("stopped ")
+    assert line.endswith(": Ctrl-C")
+    assert json.loads(run("status", "--json", ".")[1])["stopped"] == "Ctrl-C\x1b[2J"
+
+
 def test_the_jobs_of_a_sweep_that_is_over_are_shown_by_their_numbers(run: Run, tmp_path: Path) -> None:
     jobs = [queued(num, f"lr={num}") for num in range(3)]
     kept = end(1, 1.0, attempt=0, cause="resumed", value=0.5, seconds=9.0)

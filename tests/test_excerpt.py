@@ -174,6 +174,13 @@ def test_jobs_are_alike_whose_errors_differ_in_numbers_alone(one: str, other: st
     assert (len(alike([failed("E", one), failed("E", other)])) == 1) is same
 
 
+def test_jobs_are_not_alike_that_ended_with_different_exit_codes_wherever_an_object_was() -> None:
+    texts = ["ended with exit code 7 and without a result", "ended with exit code 0 and without a result"]
+    assert len(alike(failed("JobCrashedError", text) for text in (*texts, texts[0]))) == 2
+    texts = [f"returned a value of type f (<f at 0x{address}>) that cannot be sent" for address in ("7f0a", "7f0b")]
+    assert len(alike(failed("JobError", text) for text in texts)) == 1
+
+
 def test_jobs_are_not_alike_whose_errors_have_another_type_or_cause() -> None:
     assert len(alike([failed("E", "x"), failed("F", "x"), failed("E", "x", cause="oom")])) == 3
 

@@ -427,6 +427,15 @@ def test_a_fresh_sweep_moves_the_earlier_ones_aside_and_overwrites_none(files: S
     assert Path(files.journal).read_text() == "third"
 
 
+def test_the_table_and_the_page_of_an_earlier_sweep_go_aside_with_it(files: SweepFiles) -> None:
+    os.close(claim(files, os.getpid(), fresh=True))
+    for path in (files.journal, files.results, files.page):
+        Path(path).write_text("first")
+    os.close(claim(files, os.getpid(), fresh=True))
+    assert sorted(os.listdir(files.sweep_dir)) == [".gpu_pool", ".gpu_pool.1"]
+    assert {Path(f"{files.root}.1", name).read_text() for name in ("results.csv", "sweep.html")} == {"first"}
+
+
 def test_a_later_launch_of_the_same_sweep_moves_nothing(files: SweepFiles) -> None:
     os.close(claim(files, os.getpid(), fresh=True))
     Path(files.journal).write_text("first")

@@ -326,10 +326,12 @@ def test_a_second_map_in_one_directory_keeps_the_files_of_the_first(
     assert caplog.messages.count(f"the files of the map before are now in {tmp_path}/.gpu_pool.1") == 1
 
 
-def test_the_log_outlives_a_pool_without_a_name() -> None:
-    log = GpuPool(cpu_slots=1).map(lambda: print("kept"), [{}])[0].log
+def test_the_logs_of_all_maps_outlive_a_pool_without_a_directory() -> None:
+    pool = GpuPool(cpu_slots=1)
+    logs = [pool.map(print, [{"end": text}])[0].log for text in ("kept", "too")]
+    del pool
     gc.collect()
-    assert Path(log).read_text() == "kept\n"
+    assert [Path(log).read_text() for log in logs] == ["kept", "too"]
 
 
 def test_a_pool_in_a_job_of_a_pool_works(tmp_path: Path) -> None:

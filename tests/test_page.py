@@ -127,13 +127,19 @@ def large(jobs: int, tries: int = 1, columns: int = 3, text: str = "") -> View:
 
 @pytest.mark.parametrize(
     ("events", "over", "word"),
-    [(SWEEP[:-1], False, "running"), (SWEEP, False, "finished"), (SWEEP[:8], True, "cut short")],
+    [
+        (SWEEP[:-1], False, "running"),
+        (SWEEP, False, "finished"),
+        ((*SWEEP[:-1], {**DONE, "stopped": "Ctrl-C"}), False, "stopped"),
+        (SWEEP[:8], True, "cut short"),
+    ],
 )
 def test_it_says_whether_the_sweep_still_runs(events: tuple[dict[str, Any], ...], over: bool, word: str) -> None:
     found = parsed(*events, over=over, name="multirun/1")
     assert [text.strip() for tag, attrs, text in found.elements if "pill" in (attrs.get("class") or "")] == [word]
     assert found.texts("h1") == ["multirun/1"]
     assert ("load it again" in found.text) is (word == "running")
+    assert (": Ctrl-C" in found.text) is (word == "stopped")
     assert ("what became of 3 jobs is not known" in found.text) is (word == "cut short")
 
 
@@ -157,7 +163,7 @@ def test_after_a_resume_it_says_what_was_taken_over_and_does_not_count_the_time_
     first = [launch(slots=["0.0"]), queued(0), queued(1), queued(2), start(0, 0.0, "0.0"), end(0, 20.0)]
     first += [start(1, 20.0, "0.0"), end(1, 30.0, "FAILED"), {**DONE, "time": 30.0}]
     assert "taken over" not in parsed(*first).text
-    again = [launch(slots=["0.0"], main=7, time=5000.0), queued(0), queued(1), start(1, 5000.0, "0.0")]
+    again = [launch(slots=["0.0"], main=7, time=5000.0), *map(queued, range(3)), start(1, 5000.0, "0.0")]
     again += [end(0, 5000.0, attempt=0, cause="resumed"), end(1, 5010.0), {**DONE, "time": 5010.0}]
     text = parsed(*first, *again).text
     assert "2 of 3 jobs ended, 1 of them taken over from an earlier launch" in text

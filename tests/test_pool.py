@@ -242,6 +242,13 @@ def test_each_launch_has_a_done_of_its_own() -> None:
         )
     )
     assert [line["at"] for line in world.lines if line["event"] == "done"] == [1, 3]
+    assert {line["stopped"] for line in world.lines if line["event"] == "done"} == {None}
+
+
+def test_the_done_of_a_launch_that_was_stopped_says_why() -> None:
+    stop = Stop("Ctrl-C", signal.SIGINT)
+    world = play(Script([(0, request(0)), (1, stop), (2, Died(0, Exit(None, 2, 0.0, 0.0))), (3, Close())], {}))
+    assert [line["stopped"] for line in world.lines if line["event"] == "done"] == ["Ctrl-C"]
 
 
 def test_main_is_told_once_in_every_step_after_all_that_the_step_did() -> None:

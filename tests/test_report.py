@@ -205,6 +205,23 @@ def test_a_cell_is_written_so(cell: Any, text: str) -> None:
     assert as_csv([["a", cell, "b"]]) == f"a,{text},b\r\n".encode()
 
 
+def test_an_override_that_is_a_quoted_text_is_in_its_cell_as_the_job_has_it() -> None:
+    texts = {
+        "'t0'": "t0",
+        '"a,b"': "a,b",
+        r"'it\'s'": "it's",
+        r"'a\\b'": r"a\b",
+        "''": "",
+        "'a' 'b'": "'a' 'b'",
+        "['a']": "['a']",
+        "'": "'",
+        "'a\"": "'a\"",
+        "0.1": "0.1",
+    }
+    table = results(seen(*(queued(num, f"x={text}") for num, text in enumerate(texts))))
+    assert dict(zip(texts, table.column("x"), strict=True)) == texts
+
+
 NA = {"", "#N/A", "N/A", "NA", "NULL", "NaN", "None", "nan", "null"}
 
 

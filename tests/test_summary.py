@@ -183,7 +183,7 @@ def test_the_closing_words_are_a_line_for_each_way_with_its_place_and_what_was_c
         f'Traceback (most recent call last):\n  File "/a/b.py", line 3, in f\nE: {"y" * 100}'
     )
     assert closing(view, jobs, files, 60) == [
-        f"  jobs 0, 1: E: {'y' * 29}… (b.py:3 in f)",
+        f"  jobs 0, 1: E: {'y' * 22}… (job 0: b.py:3 in f)",
         "  job 3 (x=3): the supervisor was killed",
         "  job 2: by hand",
     ]
@@ -221,13 +221,16 @@ def test_in_the_closing_words_neither_overrides_nor_a_place_take_the_room_of_the
     assert closing(view, jobs, files, 200)[0].startswith("  jobs 0, 1 (x=0 key0=value0 key1=value1 key2=value2 …): E")
 
 
+@pytest.mark.parametrize(
+    ("brief", "ends"), [(True, []), (False, ["job 0 (x=0) FAILED: was stopped: it took longer"])], ids=["live", "log"]
+)
 def test_a_job_that_takes_too_long_is_told_in_one_line_and_its_next_try_in_another(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, brief: bool, ends: list[str]
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(_event_lines, "say", lambda text, level=0: said.append(text))  # noqa: ARG005
     monkeypatch.chdir(tmp_path)
-    lines = _event_lines.Lines([Job(0, ("x=0",))], SweepFiles(str(tmp_path)), checked({}), None, brief=True)
+    lines = _event_lines.Lines([Job(0, ("x=0",))], SweepFiles(str(tmp_path)), checked({}), None, brief=brief)
     late = {"cause": "timeout", "error_type": "JobTimeoutError", "error_text": "was stopped: it took longer"}
     for event in [
         *(queued(0, "x=0"), start(0, 1.0, "0.0"), stop(0, 2.0), end(0, 3.0, "FAILED", event="retry", **late)),
@@ -238,7 +241,8 @@ def test_a_job_that_takes_too_long_is_told_in_one_line_and_its_next_try_in_anoth
         "job 0 (x=0) took longer: SIGTERM is sent, SIGKILL 10 s later to what is left of it; "
         "see .gpu_pool/jobs/0/output.log"
     )
-    assert said == [one, "job 0 (x=0) FAILED, try 1, and has another: was stopped: it took longer", one]
+    again = "job 0 (x=0) FAILED, try 1, and has another: was stopped: it took longer"
+    assert [line for line in said if "started" not in line] == [one, again, one, *ends]
 
 
 def test_of_a_job_that_ran_out_of_memory_it_is_said_what_its_next_try_waits_for(

@@ -522,6 +522,22 @@ def test_a_fork_of_main_that_outlives_it_does_not_keep_the_sweep_alive(start_app
     assert app.ends()[0] == ("CANCELLED", "was cancelled: the main process is gone")
 
 
+@pytest.mark.parametrize("how", ["is gone", "has become another program"])
+def test_why_a_sweep_was_stopped_without_a_word_of_main_is_on_record(start_app: StartApp, how: str) -> None:
+    app = start_app(
+        RUN.format(grace=0.2, job="sleeping"),
+        before="signal.signal(signal.SIGUSR1, lambda *_: os.execvp('sleep', ['sleep', '1000']))",
+    )
+    app.wait_for_jobs(2)
+    relatives = app.relatives()
+    app.process.send_signal(signal.SIGKILL if how == "is gone" else signal.SIGUSR1)
+    for pidfd in app.pidfds[-len(relatives) :]:
+        assert _descriptors.wait_readable([pidfd], LIMIT_S), "guard or supervisor outlived main"
+    app.process.kill()
+    app.assert_nothing_is_left()
+    assert app.journal()[-1]["stopped"] == f"the main process {how}"
+
+
 def test_jobs_may_end_politely_although_sigpipe_is_deadly_and_main_was_killed(start_app: StartApp) -> None:
     app = start_app(
         "def job(x):\n"

@@ -189,6 +189,17 @@ def test_of_a_job_that_was_taken_over_it_is_known_where_it_ran() -> None:
     assert not seen(*ran, launch(), queued(0, "x=2"), *kept[2:]).jobs[0].known_tries
 
 
+def test_a_resume_that_has_fewer_jobs_than_before_has_no_others_and_their_results_come_back_with_them() -> None:
+    first = [launch(), queued(0, "x=1"), queued(1, "x=2"), start(0, 0.0, "0.0"), end(0, 1.0), start(1, 1.0, "1.0")]
+    first += [end(1, 2.0)]
+    fewer = [launch(main=7), queued(0, "x=1"), end(0, 9.0, attempt=0, cause="resumed")]
+    assert [*seen(*first, *fewer).jobs] == [0]
+    batches = [launch(), queued(0, "x=1"), end(0, 1.0), launch(), queued(1, "x=2")]
+    assert [*seen(*batches).jobs] == [0, 1]
+    more = [launch(main=8), *fewer[1:], queued(1, "x=2"), end(1, 9.0, attempt=0, cause="resumed")]
+    assert [one.slots for one in seen(*first, *fewer, *more).jobs[1].known_tries] == [("1.0",)]
+
+
 def test_the_last_of_the_jobs_is_waited_for() -> None:
     view = seen(launch(), queued(0), queued(1), start(0, 0.0, "0.0"), end(0, 10.0), start(1, 10.0, "1.0"))
     assert view.left_s(now=12.0) == pytest.approx(8.0)

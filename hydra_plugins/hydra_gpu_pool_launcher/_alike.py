@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from ._errors import JOB_ERRORS
 from ._results import error_line
 from ._seen import JobView
 
-_DIFFERS = re.compile(r"0[xX][0-9a-fA-F]+|\d+(\.\d+)?([eE][+-]?\d+)?(\s?[KMGT]i?B\b)?")
+_ADDRESS = re.compile(r"0[xX][0-9a-fA-F]+")
+_DIFFERS = re.compile(rf"{_ADDRESS.pattern}|\d+(\.\d+)?([eE][+-]?\d+)?(\s?[KMGT]i?B\b)?")
 """From job to job, where the same has happened: addresses, sizes, steps."""
 
 _LONGEST = 200
 
 
 def alike(failed: Iterable[JobView]) -> list[list[JobView]]:
-    """Groups of one cause, and one text but for the numbers in it: the largest first, each as the jobs came."""
+    """Groups of one cause, and one text but for the numbers in it: the largest first, each as the jobs came.
+
+    In what gpu_pool itself says of an end, a number is that of an exit code, and not to be taken for another one.
+    """
     groups: dict[tuple[str, str], list[JobView]] = {}
     for job in failed:
-        text = _DIFFERS.sub("0", error_line(job.error_type, job.error_text, _LONGEST) or "")
+        differs = _ADDRESS if job.error_type in JOB_ERRORS else _DIFFERS
+        text = differs.sub("0", error_line(job.error_type, job.error_text, _LONGEST))
         groups.setdefault((job.cause.value if job.cause else "", text), []).append(job)
     return sorted(groups.values(), key=len, reverse=True)
+
+
+def place_in(group: Sequence[JobView], place: str | None) -> str:
+    """The place of its first job, whose log is the one that is read; "" for none. Others may have failed elsewhere."""
+    if place is None:
+        return ""
+    return place if len(group) == 1 else f"job {group[0].job.num}: {place}"
 
 
 def runs(nums: Iterable[int]) -> list[str]:

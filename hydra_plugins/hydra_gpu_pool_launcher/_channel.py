@@ -15,6 +15,8 @@ from ._events import Stop
 from ._requests import Close, from_line
 from ._system import Happening
 
+_MOMENT_S = 0.2
+
 
 @dataclass
 class Channel:
@@ -65,7 +67,10 @@ class Channel:
             got = b""
         if not got:
             self._over.add(self.main)
-            return [Stop("the main process is gone, or has become another program", signal.SIGTERM), Close()]
+            # A process closes its files some moments before it is gone.
+            gone = _descriptors.wait_readable([*self.lifelines], _MOMENT_S)
+            why = self.lifelines[gone[0]] if gone else "the main process has become another program"
+            return [Stop(why, signal.SIGTERM), Close()]
         *lines, self._unread = (self._unread + got).split(b"\n")
         return [event for line in lines for event in from_line(line)]
 

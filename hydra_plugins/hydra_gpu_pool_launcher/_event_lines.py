@@ -149,7 +149,8 @@ class Lines:
             if not self.brief:
                 say(": ".join(filter(None, [job, _summary.text(event["value"])])))
         elif event["cause"] == Cause.TIMEOUT.value and event["job"] in self._late:
-            pass  # the line of its stop has said so
+            if not self.brief:  # the line of its stop has told where its log is
+                say(f"{job}: {why}", logging.ERROR)
         elif not event["attempt"]:
             say(f"{job}: {why}", logging.WARNING)
         elif not (self.brief and self._is_of_the_stop(event)):

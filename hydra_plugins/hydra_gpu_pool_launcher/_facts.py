@@ -163,6 +163,6 @@ _EVENTS = {
         "stop": {"job": _COUNT, "cause": _CAUSE, "why": _TEXT},
         "retry": _END,
         "end": _END,
-        "done": {},
+        "done": {"stopped": _Field(_STR | _NONE, may_be_missing=True)},
     }.items()
 }

@@ -237,7 +237,11 @@ def _claim(files: SweepFiles, main_pid: int, fresh: bool, moved: Callable[[str],
     fd = _lock(files, main_pid)
     jobs = os.path.join(files.root, "jobs")
     if fresh and (os.path.lexists(files.journal) or os.path.lexists(jobs)):
-        moved(move_aside(files.root))
+        aside = move_aside(files.root)
+        for path in (files.results, files.page):  # the new sweep writes its own
+            with contextlib.suppress(OSError):
+                os.rename(path, os.path.join(aside, os.path.basename(path)))
+        moved(aside)
         os.close(fd)
         fd = _lock(files, main_pid)  # of the new directory: whoever was faster has it
     make_private_dir(jobs)

@@ -46,8 +46,8 @@ class GpuPool:
     """Runs calls of a function side by side on this machine's GPUs, each in a process of its own.
 
     The keyword arguments are the keys of ``hydra/launcher=gpu_pool``, with the same defaults. ``dir``: where logs and
-    results are kept; by default a temporary directory that is removed when this process exits. Raises
-    ConfigurationError.
+    results of the latest ``map`` are kept; by default each map has a temporary directory of its own, which is removed
+    when this process exits. Raises ConfigurationError.
     """
 
     def __init__(self, *, dir: str | os.PathLike[str] | None = None, **config: Any) -> None:  # noqa: A002
@@ -61,14 +61,12 @@ class GpuPool:
         # At the top of a module that is imported again, a pool is only there: nobody maps with it.
         self._layout = None if _reimport.under_way() else choose_slots(self._settings)
         self._dir = None if dir is None else os.path.abspath(dir)
-        if not _reimport.under_way():
-            self._dir = self._directory()
 
     def _directory(self) -> str:
-        if self._dir is None:
-            _temporary.append(tempfile.TemporaryDirectory(prefix="gpu_pool-"))
-            self._dir = os.path.abspath(_temporary[-1].name)
-        return self._dir
+        if self._dir is not None:
+            return self._dir
+        _temporary.append(tempfile.TemporaryDirectory(prefix="gpu_pool-"))
+        return os.path.abspath(_temporary[-1].name)
 
     def map(self, function: Callable[..., Any], kwargs_list: Iterable[Mapping[str, Any]]) -> list[JobOutcome]:
         """Call ``function(**kwargs)`` for each of the list, and block until each has ended; one outcome each, in order.

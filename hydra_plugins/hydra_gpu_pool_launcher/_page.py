@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ._alike import alike
+from ._alike import alike, place_in
 from ._excerpt import excerpt
 from ._markup import WORDS, counted, escaped, grouped, moment, percent, plain, span, verbatim
 from ._results import LOST, error_line, log_of, results, status
@@ -97,6 +97,8 @@ def _head(view: View, title: str, now: float, live: bool, again: str | None) -> 
         word, said = "running", f"written {moment(now)}, while the sweep runs; load it again for what is newer"
     elif lost:
         word, said = "cut short", f"last heard of {moment(view.at)}; what became of {counted(lost, 'job')} is not known"
+    elif view.stopped is not None:
+        word, said = "stopped", f"{moment(view.at)}: {escaped(view.stopped, 200)}"
     else:
         word, said = "finished", moment(view.at) if view.jobs else "no job so far"
     launch = view.launch
@@ -172,13 +174,13 @@ def _failures(view: View, tails: Mapping[int, str], over: bool) -> str:
         told = excerpt(plain(tails.get(jobs[0].job.num, "")), jobs[0], _MOST_LINES)
         tail = _within(told.whole(), left // 2)
         left -= len(tail.encode())
-        items.append(_failure(jobs, told.place, tail, unfolded=nth < 3))
+        items.append(_failure(jobs, place_in(jobs, told.place), tail, unfolded=nth < 3))
     rest = sum(map(len, groups[_MOST_FAILURES:]))
     note = f'<p class="note">{counted(rest, "more job")} failed in other ways</p>' if rest else ""
     return f'<section id="failures"><h2>Failures</h2><ol class="failures">{"".join(items)}</ol>{note}</section>'
 
 
-def _failure(jobs: Sequence[JobView], place: str | None, tail: str, unfolded: bool) -> str:
+def _failure(jobs: Sequence[JobView], place: str, tail: str, unfolded: bool) -> str:
     first = jobs[0]
     links = ", ".join(f'<a href="#j{job.job.num}">{job.job.num}</a>' for job in jobs[:_MOST_NAMED])
     more = f" and {grouped(len(jobs) - _MOST_NAMED)} more" if len(jobs) > _MOST_NAMED else ""

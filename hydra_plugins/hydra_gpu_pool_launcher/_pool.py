@@ -85,8 +85,8 @@ class Pool:
             self._line_up()
             if self._launching and self.schedule.idle:
                 self._launching = False
-                self.world.record("done")
-                if self._held and self.schedule.stopped:  # whoever stopped it does not wait for the disk
+                self.world.record("done", stopped=self.schedule.stopped)
+                if self._held and self.schedule.stopped is not None:  # whoever stopped it does not wait for the disk
                     self.world.leave()
             self.world.ring()
 

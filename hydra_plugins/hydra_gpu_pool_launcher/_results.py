@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,7 @@ def results(view: View, *, over: bool = False) -> Table:
     table += [Column("status"), *(Column(name, Kind.VALUE) for name in names), *map(Column, _FIGURES)]
     rows = []
     for job, row, value in zip(jobs, overrides, values, strict=True):
-        cells = {**_about(job, over), **{headers[key]: text for key, text in row.items()}, **value}
+        cells = {**_about(job, over), **{headers[key]: _unquoted(text) for key, text in row.items()}, **value}
         rows.append(tuple(cells.get(column.name) for column in table))
     return Table(columns=tuple(table), nums=tuple(job.job.num for job in jobs), rows=tuple(rows))
 
@@ -144,6 +145,16 @@ def _apart(keys: list[str], taken: set[str]) -> dict[str, str]:
         names[key] = name
         reserved.add(name)
     return names
+
+
+_QUOTED = re.compile(r"""(['"])((?:\\.|(?!\1)[^\\])*)\1""", re.DOTALL)
+_ESCAPED = re.compile(r"""\\([\\'"])""")
+
+
+def _unquoted(text: str) -> str:
+    """An override's value as the job has it, where it is one quoted text: it is compared with that in the table."""
+    quoted = _QUOTED.fullmatch(text)
+    return _ESCAPED.sub(r"\1", quoted[2]) if quoted else text
 
 
 def _spread_all(values: list[Any]) -> tuple[list[str], list[dict[str, Cell]]]:

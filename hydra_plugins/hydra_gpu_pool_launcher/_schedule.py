@@ -81,9 +81,9 @@ class Schedule:
         return not self._queue and not self._running
 
     @property
-    def stopped(self) -> bool:
-        """True when nothing will be started any more."""
-        return self._stopped is not None
+    def stopped(self) -> str | None:
+        """Why nothing will be started any more; None where it may."""
+        return None if self._stopped is None else self._stopped.why
 
     @property
     def deadline(self) -> float | None:

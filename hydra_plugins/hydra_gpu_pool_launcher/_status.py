@@ -85,7 +85,8 @@ def _standing(view: View, how: Standing, now: float) -> list[str]:
     """Whether anybody runs it, and who; the time of its last event where that matters."""
     launch, last = view.launch, f"last event {_when(view.at, now)}"
     if how is Standing.FINISHED:
-        return [f"finished {_when(view.at, now)}"]
+        when = _when(view.at, now)
+        return [f"finished {when}" if view.stopped is None else f"stopped {when}: {one_line(view.stopped)}"]
     if launch is None:
         return [f"its journal does not say who runs it; {last}"]
     host = one_line(launch.host)
@@ -206,6 +207,7 @@ def as_json(files: SweepFiles, view: View, how: Standing, now: float) -> dict[st
         "cwd": launch.cwd if launch else None,
         "began": view.began,
         "last_event": view.at,
+        "stopped": view.stopped,
         "resume": _resume(files, view, how),
         "left_s": None if over(how) else view.left_s(now),
         "slots": list(view.slots()),

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-from ._alike import alike, named
+from ._alike import alike, named, place_in
 from ._excerpt import excerpt
 from ._files import SweepFiles
 from ._model import Cause, Job, Status
@@ -151,7 +151,7 @@ def failures(
         told = excerpt(last_lines(log), first, _LAST_LINES, without_error=True)
         lines += [f"{_GAP * 3}{_of_a_log(line, of_logs - 3 * len(_GAP))}" for line in told.lines]
     rest = groups[_MOST_EXCERPTS:]
-    lines += [_in_a_line(group, None, of_logs) for group in rest[:_MOST_GROUPS]]
+    lines += [_in_a_line(group, "", of_logs) for group in rest[:_MOST_GROUPS]]
     if len(rest) > _MOST_GROUPS:
         lines.append(f"{_GAP}and {sum(map(len, rest[_MOST_GROUPS:]))} jobs more, each in a way of its own")
     if rest:
@@ -168,7 +168,7 @@ def closing(view: View, jobs: Sequence[Job], files: SweepFiles, width: int) -> l
     groups = [*_alike(view, jobs), *_alike(view, jobs, {Status.CANCELLED.value})]
     for group in groups[:_MOST_CLOSING]:
         told = excerpt(last_lines(files.output(group[0].job.num)), group[0], _LAST_LINES)
-        lines.append(_in_a_line(group, told.place, width))
+        lines.append(_in_a_line(group, place_in(group, told.place), width))
     if len(groups) > _MOST_CLOSING:
         lines.append(f"{_GAP}and {sum(map(len, groups[_MOST_CLOSING:]))} more")
     return lines
@@ -190,9 +190,9 @@ def _named(group: Sequence[JobView]) -> str:
     return named(group, _MOST_NAMED) + (f" ({overrides.rstrip()} …)" if overrides else "")
 
 
-def _in_a_line(group: Sequence[JobView], place: str | None, width: int) -> str:
+def _in_a_line(group: Sequence[JobView], where: str, width: int) -> str:
     """Which, why, and where: each has its share of the line."""
-    which, why, where = _named(group), _value(group[0]), place or ""
+    which, why = _named(group), _value(group[0])
     around = f"{_GAP}:  ()" if where else f"{_GAP}: "
     of_which, of_why, of_where = shares([*map(cells, (which, why, where))], width - cells(around))
     line = f"{_GAP}{cut(which, of_which)}: {cut(why, of_why)}"

@@ -20,6 +20,7 @@ from ._seen import JobView, Launch, State, TryView
 class View:
     """What the events so far say. ``at``: the time of the last one; ``done``: no launch is under way.
 
+    ``stopped``: why it was, where it was, before all of its jobs had been run.
     ``pauses``: when nobody ran the sweep, from the last event of one main process to the launch of the next.
     """
 
@@ -28,6 +29,7 @@ class View:
     began: float | None = None
     at: float = 0.0
     done: bool = False
+    stopped: str | None = None
     pauses: list[tuple[float, float]] = field(default_factory=list)
     _completed: dict[Job, Sequence[TryView]] = field(default_factory=dict)
     _waiting: dict[str, str] = field(default_factory=dict)  # by device
@@ -60,8 +62,15 @@ class View:
         )
         if before is not None and not before.is_by_the_main_of(self.launch):
             self.pauses.append((self.at, max(self.at, event["time"])))
+            self._begin_another_sweep()
         self.done = False
         self._waiting.clear()
+
+    def _begin_another_sweep(self) -> None:
+        """What it does not have, since fewer jobs were given, say, is none of it. What it takes over it will tell."""
+        for job in self.jobs.values():
+            self._keep(job)
+        self.jobs = {}
 
     def _on_queued(self, event: Mapping[str, Any]) -> None:
         job = Job(event["job"], tuple(event["overrides"]))
@@ -112,8 +121,8 @@ class View:
         if job.cause is Cause.RESUMED:
             job.taken_over = self._completed.get(job.job, ())
 
-    def _on_done(self, _: Mapping[str, Any]) -> None:
-        self.done = True
+    def _on_done(self, event: Mapping[str, Any]) -> None:
+        self.done, self.stopped = True, event.get("stopped")
 
     def _job(self, event: Mapping[str, Any]) -> JobView:
         return self.jobs.setdefault(event["job"], JobView(Job(event["job"], ())))
@@ -131,9 +140,8 @@ class View:
 
     def resumed(self) -> View:
         """Of a launch that goes on with this sweep: nothing yet, but where what it will take over ran."""
-        view = View(_completed=dict(self._completed))
-        for job in self.jobs.values():
-            view._keep(job)
+        view = View(jobs=self.jobs, _completed=dict(self._completed))
+        view._begin_another_sweep()
         return view
 
     def taken_over(self) -> int:
