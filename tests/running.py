@@ -19,6 +19,7 @@ from typing import Any
 from support import LIMIT_S
 
 from hydra_plugins.hydra_gpu_pool_launcher import _descriptors, _pidfd
+from hydra_plugins.hydra_gpu_pool_launcher._inotify import GROWN, Changes
 
 APP = """
 import atexit, ctypes, os, signal, subprocess, sys, threading, time
@@ -126,6 +127,13 @@ class App:
         for pidfd in self.pidfds:
             assert _descriptors.wait_readable([pidfd], LIMIT_S), "a process of the sweep is still there"
 
+    def wait_for_start_on_record(self, num: int) -> None:
+        """Block until the journal has the start of this job, which may run by then for a moment."""
+        started = {"event": "start", "job": num}.items()
+        wait_until(
+            lambda: any(started <= event.items() for event in self.journal()), self.directory / "sweep/.gpu_pool"
+        )
+
     def journal(self) -> list[dict[str, Any]]:
         path = self.directory / "sweep/.gpu_pool/journal.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
@@ -135,6 +143,18 @@ class App:
 
 
 StartApp = Callable[..., App]
+
+
+def wait_until(holds: Callable[[], bool], *directories: Path) -> None:
+    """Block until something holds that only changes with files of these directories."""
+    with Changes(GROWN) as changes:
+        for directory in directories:
+            changes.watch(str(directory))
+        for _ in range(10 * LIMIT_S):
+            if holds():
+                return
+            changes.wait(0.1)
+    raise AssertionError("it does not come to that")
 
 
 @contextlib.contextmanager

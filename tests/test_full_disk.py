@@ -185,6 +185,7 @@ def test_nothing_starts_while_the_journal_has_an_input_output_error_and_no_line_
         before=BROKEN,
     )
     (pid,) = app.wait_for_jobs(1)
+    app.wait_for_start_on_record(0)
     (app.directory / "broken").touch()
     os.kill(pid, signal.SIGUSR2)
     assert "sweep/.gpu_pool: Input/output error): no job is started" in wait_for_line(app, "cannot be written")
@@ -207,6 +208,7 @@ def test_a_sweep_whose_journal_cannot_be_written_can_be_stopped_and_what_had_end
 ) -> None:
     app = start_app("GpuPool(dir='sweep', gpus=[], cpu_slots=1).map(job, [{'x': x} for x in range(3)])", before=BROKEN)
     (pid,) = app.wait_for_jobs(1)
+    app.wait_for_start_on_record(0)
     (app.directory / "broken").touch()
     os.kill(pid, signal.SIGUSR2)
     wait_for_line(app, "cannot be written")

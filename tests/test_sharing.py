@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import App, starting
+from running import App, starting, wait_until
 from standin import Cards
 from support import LIMIT_S
 
 from hydra_plugins.hydra_gpu_pool_launcher import GpuPool, _descriptors, _lease_directory
 from hydra_plugins.hydra_gpu_pool_launcher._errors import ConfigurationError
-from hydra_plugins.hydra_gpu_pool_launcher._inotify import GROWN, Changes
 
 SEATS = """
 import fcntl, os, sys, time
@@ -129,18 +128,6 @@ class Sweeps:
 def sweeps(tmp_path: Path) -> Iterator[Sweeps]:
     with contextlib.ExitStack() as stack:
         yield Sweeps(tmp_path, stack)
-
-
-def wait_until(holds: Callable[[], bool], *directories: Path) -> None:
-    """Block until something holds that only changes with files of these directories."""
-    with Changes(GROWN) as changes:
-        for directory in directories:
-            changes.watch(str(directory))
-        for _ in range(10 * LIMIT_S):
-            if holds():
-                return
-            changes.wait(0.1)
-    raise AssertionError("it does not come to that")
 
 
 def wait_in_line(leases: Path, sweeps: int) -> None:
