@@ -178,6 +178,7 @@ def test_the_end_of_a_sweep_waits_to_be_read_but_not_longer_than_a_signal(start_
         else:
             app.process.terminate()
         assert app.process.wait(LIMIT_S) == {"never does": -signal.SIGTERM, "goes away": 0}.get(reader, 0)
+        app.assert_nothing_is_left()  # who was killed while it waited for its reader leaves guard and supervisor to end
 
 
 def test_a_terminal_that_goes_on_shows_the_newest_and_each_failure_once(start_app: StartApp) -> None:

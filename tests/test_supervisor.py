@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import RUN, App, StartApp
+from running import RUN, App, StartApp, wait_until
 from support import LIMIT_S
 
 from hydra_plugins.hydra_gpu_pool_launcher import _descriptors, _pidfd
@@ -487,6 +487,23 @@ def test_a_sweep_whose_directory_is_removed_ends_all_the_same(start_app: StartAp
     )
     assert set(app.ends()) == {1, 2}
     app.assert_nothing_is_left()
+
+
+def test_what_a_person_is_to_know_is_said_although_main_was_suspended_until_all_was_over(start_app: StartApp) -> None:
+    app = start_app(
+        "GpuPool(cpu_slots=1, dir='sweep').map(job, [{'x': x} for x in range(2)])",
+        before="import shutil\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])\n"
+        "def job(x):\n    if x: return\n    report()\n    signal.sigwait([signal.SIGUSR2])\n"
+        "    os.rename('sweep', 'gone')\n    shutil.rmtree('gone')",
+    )
+    (pid,) = app.wait_for_jobs(1)
+    app.process.send_signal(signal.SIGSTOP)
+    os.kill(pid, signal.SIGUSR2)
+    journal = app.directory / "sweep/.gpu_pool/journal.jsonl"
+    wait_until(lambda: journal.exists() and app.journal()[-1]["event"] == "done", app.directory)
+    app.process.send_signal(signal.SIGCONT)
+    assert app.process.communicate(timeout=LIMIT_S)[1].count("sweep/.gpu_pool was removed: it is made anew") == 1
 
 
 def test_a_deadly_sigpipe_in_the_app_is_not_deadly_for_the_sweep(start_app: StartApp) -> None:

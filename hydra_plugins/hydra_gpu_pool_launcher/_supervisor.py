@@ -175,15 +175,23 @@ def _follow(link: Link, journal: JournalReader, display: Display) -> Iterator[di
             if fault(event) is not None:
                 continue  # somebody else has written it: it must not end a launch
             if event["event"] == "done":
+                link.receive(0)  # main may be late: what was told before is there
+                _say_what_was_told(link)
                 return
             yield event
         if not alive:
             return
-        while (message := link.message()) is not None:
-            if "warn" in message:
-                say(message["warn"], logging.WARNING)
-            alive = alive and "over" not in message
-        alive = alive and link.receive(display.tick(), display.stuck())
+        alive = _say_what_was_told(link) and link.receive(display.tick(), display.stuck())
+
+
+def _say_what_was_told(link: Link) -> bool:
+    """False where the supervisor has told that there is no more to come."""
+    alive = True
+    while (message := link.message()) is not None:
+        if "warn" in message:
+            say(message["warn"], logging.WARNING)
+        alive = alive and "over" not in message
+    return alive
 
 
 class _Signals:
