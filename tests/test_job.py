@@ -248,6 +248,25 @@ def test_threads_are_shared_out_unless_the_user_has_set_them(
     assert seen == ([own, None] if own is not None else [cores, cores] if given == "auto" else ["3", "3"])
 
 
+def test_the_threads_of_a_job_are_not_the_users_choice_for_the_pool_within_it(tmp_path: Path) -> None:
+    def threads() -> list[str | None]:
+        return [os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GPU_POOL_THREADS")]
+
+    def within(given: Any) -> Any:
+        seen = outcomes(tmp_path / f"within.{given}", threads, {}, gpus=[], cpu_slots=99, threads_per_job=given)
+        return seen[0].value
+
+    def chosen() -> Any:
+        os.environ["OPENBLAS_NUM_THREADS"] = "5"
+        return within(3)
+
+    seen = outcomes(tmp_path / "a", within, {"given": 3}, {"given": "auto"}, gpus=[], threads_per_job=2)
+    cores = str(len(os.sched_getaffinity(0)))
+    assert [each.value for each in seen] == [["3"] * 3, [cores] * 3]
+    (own,) = outcomes(tmp_path / "b", chosen, {}, gpus=[], threads_per_job=2)
+    assert own.value == [None, "5", None]
+
+
 # --- what it prints ---
 
 

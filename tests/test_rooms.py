@@ -72,6 +72,7 @@ ORDER = (
     "_body",
     "_exceptions",
     "_exit_hooks",
+    "_environ",
     "_threads",
     "_interpreter",
     "_stacks",

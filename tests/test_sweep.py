@@ -266,6 +266,18 @@ def test_ids_are_indices_into_an_inherited_list(run_app: RunApp, tmp_path: Path)
     assert [end["value"] for end in sorted(journal(tmp_path, "end"), key=lambda e: e["job"])] == ["3", "5"]
 
 
+def test_threads_that_env_set_asks_for_are_the_users_choice_and_none_is_added(run_app: RunApp) -> None:
+    names = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "GPU_POOL_THREADS"
+    done = run_app(
+        app(f"print([os.environ.get(name) for name in {names}])"),
+        *POOL,
+        "+x=1",
+        "hydra.launcher.output=tee",
+        "+hydra.job.env_set.OMP_NUM_THREADS='7'",
+    )
+    assert "['7', None, None]" in done.stdout
+
+
 def test_a_visibility_variable_in_env_set_is_refused_and_others_arrive(run_app: RunApp, tmp_path: Path) -> None:
     refused = run_app(app("return 1"), *POOL, "+x=1", "+hydra.job.env_set.CUDA_VISIBLE_DEVICES=3")
     assert refused.returncode == 1

@@ -20,13 +20,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from ._torchrun import without_ranks
-
 _CUDA_ERROR_NOT_INITIALIZED = 3
 _OMP_PAUSE_HARD = 2
-
-_OF_ONE_WANDB_RUN = {"WANDB_SERVICE", "WANDB_RUN_ID"}
-"""What wandb.init() sets in the environment, for the processes that belong to its run."""
 
 _GPUS_OF_TORCH = ("torch.cuda", "torch.xpu")
 """CUDA or, under the same name, HIP; Level Zero."""
@@ -40,27 +35,6 @@ def other_threads() -> list[str]:
 def wandb_run() -> bool:
     """True where a run of Weights & Biases is active here: every fork would log to it, through one connection."""
     return getattr(sys.modules.get("wandb"), "run", None) is not None
-
-
-def environ_for_jobs() -> dict[str, str]:
-    """This process's environment as jobs may have it: without what would make ranks of them.
-
-    And without what wandb has set for the run of this process alone. Of those variables, jobs get what was there when
-    this program was started: a run that the user names for all of them is the user's business.
-    """
-    environ = without_ranks(os.environ)
-    try:
-        with open("/proc/self/environ", "rb") as file:
-            at_start = dict(entry.partition(b"=")[::2] for entry in file.read().split(b"\0"))
-    except OSError:
-        return environ
-    for name in environ.keys() & _OF_ONE_WANDB_RUN:
-        before = at_start.get(os.fsencode(name))
-        if before is None:
-            del environ[name]
-        else:
-            environ[name] = os.fsdecode(before)
-    return environ
 
 
 def cuda_state() -> str | None:

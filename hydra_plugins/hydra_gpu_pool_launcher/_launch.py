@@ -63,7 +63,7 @@ def start_rank(
                 files=assignment.files,
                 environ=_environ(launch, start, local),
                 cwd=os.getcwd(),
-                threads=max(1, assignment.threads // launch.group.ranks),
+                threads=None if assignment.threads is None else max(1, assignment.threads // launch.group.ranks),
                 random_before_fork=_interpreter.random_state(),
                 visibility=assignment.visibility,
                 rank=rank,

@@ -40,7 +40,8 @@ class Assignment:
     """What such a process is told. ``environ``: the whole environment, the visible devices included.
 
     ``visibility``: the variables in it that show the devices. ``random_before_fork``: ``_interpreter.random_state()``
-    of the process that this one is a copy of, or that process's own. ``oom_score``: added to the process's score, so
+    of the process that this one is a copy of, or that process's own. ``threads``: None where the user chose them.
+    ``oom_score``: added to the process's score, so
     that the kernel takes it, when memory runs out, rather than the sweep or the desktop.
     """
 
@@ -48,7 +49,7 @@ class Assignment:
     files: SweepFiles
     environ: Mapping[str, str]
     cwd: str
-    threads: int
+    threads: int | None
     random_before_fork: Any
     visibility: tuple[str, ...] = ()
     oom_score: int = 0
@@ -111,7 +112,7 @@ def enter_fresh(assignment: Assignment, load: Callable[[], T]) -> tuple[_signals
     try:
         loaded = load()
         _require_unchanged(assignment)
-        if _threads.variables(assignment.threads, assignment.environ):
+        if assignment.threads is not None and _threads.variables(assignment.threads, assignment.environ):
             _threads.apply(assignment.threads)
     except BaseException as error:
         why = str(error) if isinstance(error, ConfigurationError) else described(error)
@@ -259,7 +260,7 @@ def _see(assignment: Assignment) -> None:
         del os.environ[name]
     os.environ.update(assignment.environ)
     limits = _threads.variables(assignment.threads, os.environ)
-    if limits:
+    if assignment.threads is not None and limits:
         os.environ.update(limits)
         _threads.apply(assignment.threads)
     _interpreter.settle_random(assignment.random_before_fork)

@@ -13,9 +13,9 @@ from typing import Any
 from . import _reimport, _torchrun
 from ._body import Call, PlainBody, Result
 from ._display import display
+from ._environ import environ_for_jobs
 from ._errors import ConfigurationError, JobCancelledError
 from ._files import SweepFiles
-from ._interpreter import environ_for_jobs
 from ._model import Job, Status
 from ._pidfd import require_pidfd
 from ._requests import Request

@@ -18,11 +18,12 @@ from . import _ddp, _devices, _lease_directory, _machine, _reimport, _torchrun
 from ._again import command_to_resume
 from ._carry import CarriedBody
 from ._display import display
+from ._environ import environ_for_jobs
 from ._errors import ConfigurationError, JobCancelledError, JobError
 from ._exceptions import safe_text
 from ._files import SweepFiles
 from ._hydra_body import HydraBody, failed_return, refuse_visibility
-from ._interpreter import environ_for_jobs, wandb_run
+from ._interpreter import wandb_run
 from ._machine import bound_to_one_core, cores
 from ._model import Job, Layout, Policy, Settings
 from ._pidfd import require_pidfd
@@ -164,6 +165,7 @@ def start_supervisor(
             layout=layout,
             policy=policy(settings, layout, gives_memory_back=driver is not None),
             threads_per_job=settings.threads_per_job,
+            set_later=set_later,
             cores=cores(),
             group=_devices.group(settings, layout),
             devices=functools.partial(_devices.environment, layout, settings.mem_caps, set_later),

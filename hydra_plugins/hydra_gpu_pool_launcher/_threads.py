@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from . import _interpreter
@@ -13,14 +13,30 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUME
 """What the numeric libraries read when they are loaded; the first is the one that all of them honour."""
 
 
-def variables(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """The thread variables for a job that may use so many threads; what ``environ`` sets already is left out.
+OURS = "GPU_POOL_THREADS"
+"""How many threads gpu_pool has set for a job, in the job's environment."""
 
-    Where the user set one of them, none is added: half of a choice would beat the other half.
+
+def are_chosen(environ: Mapping[str, str], set_later: Collection[str] = ()) -> bool:
+    """Whether the user has set one of the variables, or will have, by these names: then none is added.
+
+    Half of a choice would beat the other half.
     """
-    if any(environ.get(name) for name in VARIABLES):
+    return any(environ.get(name) or name in set_later for name in VARIABLES)
+
+
+def variables(threads: int | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """What is set for a job that may use so many threads; nothing where the user chose. None: the user did."""
+    if threads is None or are_chosen(environ):
         return {}
-    return dict.fromkeys(VARIABLES, str(threads))
+    return dict.fromkeys((*VARIABLES, OURS), str(threads))
+
+
+def without_ours(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that is a job itself, without what is no choice of the user's."""
+    ours = environ.get(OURS)
+    of_ours = {OURS, *(name for name in VARIABLES if environ.get(name) == ours)} if ours is not None else set()
+    return {name: value for name, value in environ.items() if name not in of_ours}
 
 
 @functools.cache

@@ -52,6 +52,7 @@ class App:
     """What the supervisor inherits by the fork: the app as it is, and how its jobs are to be run.
 
     ``devices``: the variables that show a job the devices of its slots, given the environment of the request.
+    ``set_later``: the names of the variables that the body sets in each job's process, for the user.
     ``driver``: the command by which the driver is asked for the devices' memory; None: there is none, or no need.
     ``driver_knows_our_pids``: False in a container, to whose processes it gives other pids.
     """
@@ -60,6 +61,7 @@ class App:
     layout: Layout
     policy: Policy
     threads_per_job: int | None  # None: cores / jobs at once
+    set_later: frozenset[str]
     cores: int
     group: Group | None  # where a job is one of ranks
     devices: Callable[[Sequence[Slot], Mapping[str, str]], dict[str, str]]
@@ -181,13 +183,13 @@ class SystemWorld:
             self._app.body.begin_another_launch()
         self._has_launched = True
         if self._spawn is None:
-            threads = self._threads(request)
-            limited = _threads.variables(threads, request.environ)
-            _threads.apply_before(threads if limited else None)
+            _threads.apply_before(self._threads(request))
         return earlier
 
-    def _threads(self, request: Request) -> int:
-        """Those of each job of the launch."""
+    def _threads(self, request: Request) -> int | None:
+        """Those of each job of the launch; None where the user has chosen."""
+        if _threads.are_chosen(request.environ, self._app.set_later):
+            return None
         at_once = max(1, min(self._app.layout.jobs_at_once, len(request.jobs)))
         return self._app.threads_per_job or max(1, self._app.cores // at_once)
 
