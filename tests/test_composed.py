@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pickle
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -133,6 +135,33 @@ def test_what_was_composed_for_something_else_is_composed_anew(
     taken = composed.take(["lr=1"])
     assert loader.composed == before + 1
     assert (taken.lr, taken.hydra.runtime.cwd) == (1, os.getcwd())
+
+
+@pytest.mark.parametrize("what", ["the environment", "a stored config", "another stored config"])
+def test_what_was_composed_before_something_else_changed_that_a_composition_may_ask_for_is_composed_anew(
+    loader: Counted, config: DictConfig, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    store = ConfigStore.instance()
+    monkeypatch.setattr(store, "repo", copy.deepcopy(store.repo))
+    store.store(group="db", name="stored", node={"name": "first"})
+    composed = Composed(loader, config)
+    loader.load_sweep_config(config, ["db=stored"])
+    composed.forget_what_is_old()
+    before = loader.composed
+    assert composed.take(["db=stored"]).db.name == "first"
+    assert loader.composed == before
+    if what == "the environment":
+        monkeypatch.setenv("ASKED_FOR", "by env_copy, say")
+    else:
+        store.store(group="db", name="stored" if what == "a stored config" else "other", node={"name": "second"})
+    loader.load_sweep_config(config, ["lr=1"])
+    composed.take(["lr=1"])
+    assert loader.composed == before + 1
+    assert composed.take(["db=stored"]).db.name == ("second" if what == "a stored config" else "first")
+    assert loader.composed == before + 2
+    monkeypatch.setenv("ASKED_FOR", "later")
+    composed.forget_what_is_old()
+    assert not composed._kept
 
 
 def test_a_config_that_cannot_be_pickled_is_composed_by_its_job(loader: Counted, config: DictConfig) -> None:
@@ -283,6 +312,27 @@ def test_jobs_of_a_sweeper_that_composes_nothing_compose_their_own(run_app: RunA
     assert done.returncode == 0, done.stderr
     assert values(tmp_path) == ["as it was", "edited"]
     assert "COMPOSED" in (tmp_path / "sweep/.gpu_pool/jobs/0/output.log").read_text()
+
+
+def test_what_a_sweeper_sets_in_the_environment_before_it_launches_is_in_the_jobs_configs(
+    run_app: RunApp, tmp_path: Path
+) -> None:
+    write_sweeper(
+        tmp_path,
+        """
+        body = self.launcher._sweep._body
+        body._hydra_context.config_loader.load_sweep_config(body._config, ["x=1"])
+        __import__("os").environ["COPIED"] = "since"
+        return self.launcher.launch([["x=1"]], initial_job_idx=0)
+        """,
+    )
+    (tmp_path / "config.yaml").write_text("x: 0\ny: 1\n")
+    arguments = ("-m", "hydra/launcher=gpu_pool", "hydra.sweep.dir=sweep", "hydra/sweeper=own")
+    source = APP.replace("return cfg.y", "return HydraConfig.get().job.env_copy, os.environ['COPIED']")
+    source = source.replace("import hydra\n", "import hydra\nfrom hydra.core.hydra_config import HydraConfig\n", 1)
+    done = run_app(source, *arguments, "hydra.job.env_copy=[COPIED]", env={"COPIED": "before"})
+    assert done.returncode == 0, done.stderr
+    assert values(tmp_path)[0][1] == "since"
 
 
 def test_a_supervisor_that_serves_a_second_launch_does_not_run_the_configs_of_the_first(

@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import enum
 import io
+import operator
 import os
 import pickle
 import types
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 _MOST_BYTES = 64 << 20
@@ -40,12 +43,14 @@ class Composed:
         self._config = config
         self._kept: dict[_Key, bytes] = {}
         self._size = 0
+        self._surroundings = _Surroundings.now()
         loader.load_sweep_config = self._compose_and_keep  # type: ignore[method-assign]
 
     def _compose_and_keep(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """In the place of the loader's own method, with its signature."""
         config = self._compose(master_config, sweep_overrides)
         if master_config is self._config:
+            self.forget_what_is_old()
             key = self._key(sweep_overrides)
             self._size -= len(self._kept.pop(key, b""))  # whatever becomes of this one: that is not to be run any more
             with contextlib.suppress(Exception):  # it holds what has an identity of its own: the job composes it
@@ -70,6 +75,16 @@ class Composed:
             return config if isinstance(config, DictConfig) else None
         return None
 
+    def forget_what_is_old(self) -> None:
+        """What was composed with another environment, or other configs in Hydra's ConfigStore. Runs in main.
+
+        The next composition might be another one. Of config files, nobody could say so in time.
+        """
+        now = _Surroundings.now()
+        if not now.are(self._surroundings):
+            self.clear()
+            self._surroundings = now
+
     def clear(self) -> None:
         """Forget them: what was composed for the jobs of one launch is not for those of the next."""
         self._kept.clear()
@@ -79,6 +94,27 @@ class Composed:
         """All that a config depends on and that can change from one launch to the next."""
         of_hydra: Any = OmegaConf.to_container(self._config.hydra.overrides.hydra)
         return os.getcwd(), str(self._config.hydra.job.config_name), tuple(of_hydra), tuple(overrides)
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What a composition may ask for, beside config files and what is in its key."""
+
+    environ: dict[str, str]
+    store: list[object]
+
+    @classmethod
+    def now(cls) -> _Surroundings:
+        return cls(dict(os.environ), list(_nodes(ConfigStore.instance().repo)))
+
+    def are(self, other: _Surroundings) -> bool:
+        same_store = len(self.store) == len(other.store) and all(map(operator.is_, self.store, other.store))
+        return same_store and self.environ == other.environ
+
+
+def _nodes(tree: Mapping[str, Any]) -> Iterator[object]:
+    for each in tree.values():
+        yield from _nodes(each) if isinstance(each, dict) else (each,)
 
 
 class _Pickler(pickle.Pickler):

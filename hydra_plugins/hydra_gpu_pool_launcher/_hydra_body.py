@@ -73,6 +73,10 @@ class HydraBody:
             return Result(ret, error=ret._return_value, directory=directory)
         return Result(ret, value=ret._return_value, directory=directory)
 
+    def settle_configs(self) -> None:
+        """Before the jobs of a launch are forked, in main: those that were composed for something else are not run."""
+        self._composed.forget_what_is_old()
+
     def begin_another_launch(self) -> None:
         self._composed.clear()
 

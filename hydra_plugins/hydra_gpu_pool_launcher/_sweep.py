@@ -76,6 +76,7 @@ class Sweep:
         if not jobs:
             return []
         files = SweepFiles(os.path.join(working_directory(), self._sweep_dir))
+        self._body.settle_configs()
         if self._failed is None:
             self._supervisor.renew()
         elif self._supervisor.gone:  # else its schedule knows why nothing is to start any more
