@@ -90,7 +90,8 @@ def succeeded(process: subprocess.Popen[str], said: str) -> None:
 def place(source: str = NOTHING) -> Iterator[Place]:
     """Until it is left: then the directory is gone, and so is every process that was started in it."""
     _process.become_subreaper()  # daemons, ray's say, become children of this process when their parents end
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda signum, _: sys.exit(f"ended by {signal.Signals(signum).name}"))
     # In /tmp, since ray makes sockets there, whose paths must be short.
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp", ignore_cleanup_errors=True) as name:
         directory = Path(name)

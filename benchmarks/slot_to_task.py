@@ -1,9 +1,9 @@
 """How long a job takes to begin: from a job's process gone to the task function of the next one entered on its slot.
 
-Beside it is what that cannot do without: the fork of the same app, and Hydra's composition of the job's config, in the
-fork. Both are measured in ``bare``, a launcher that does no more than that, also with two jobs at once, since two
-compositions at once slow each other. Hydra's run_job, which comes between composition and task function in both, and
-makes the job's directory and sets up its logging, is not taken from ours.
+Beside it is the fork of the same app, and Hydra's composition of the job's config, in the fork. Both are measured in
+``bare``, a launcher that does no more than that, also with two jobs at once, since two compositions at once slow each
+other. Ours has its configs composed in main, and so may come out below. Hydra's run_job, which comes before the task
+function in both, and makes the job's directory and sets up its logging, is not taken from ours.
 """
 
 from __future__ import annotations
