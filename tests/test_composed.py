@@ -253,6 +253,8 @@ def test_the_loader_of_a_later_sweep_keeps_for_that_alone_and_can_be_carried_to_
     assert loader.composed == before + 1
     assert not first._kept
     assert len(second._kept) == 1
+    assert pickle.loads(pickle.dumps(second))._kept == {}
+    assert pickle.loads(pickle.dumps(second))._surroundings.store == []
     plain = without_keeping(loader)
     assert "load_sweep_config" not in vars(plain)
     assert vars(plain) == {name: value for name, value in vars(loader).items() if name != "load_sweep_config"}

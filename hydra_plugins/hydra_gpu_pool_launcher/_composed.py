@@ -46,6 +46,10 @@ class Composed:
         self._surroundings = _Surroundings.now()
         loader.load_sweep_config = self._compose_and_keep  # type: ignore[method-assign]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of one that goes along with a loader, to another process say: what is kept is for forks of this one alone."""
+        return {**vars(self), "_kept": {}, "_size": 0, "_surroundings": _Surroundings({}, [])}
+
     def _compose_and_keep(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """In the place of the loader's own method, with its signature."""
         config = self._compose(master_config, sweep_overrides)
