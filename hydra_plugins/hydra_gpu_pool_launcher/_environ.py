@@ -15,8 +15,8 @@ def environ_for_jobs() -> dict[str, str]:
     """This process's environment as jobs may have it: without what would make ranks of them.
 
     Without what gpu_pool has set of threads, where this process is a job itself: its own jobs are others. And without
-    what wandb has set for the run of this process alone. Of those variables, jobs get what was there when
-    this program was started: a run that the user names for all of them is the user's business.
+    what wandb has set for the run of this process alone. Of those variables, jobs get what was there when this program
+    was started: a run that the user names for all of them is the user's business.
     """
     environ = without_ours(without_ranks(os.environ))
     try:

@@ -41,8 +41,8 @@ class Assignment:
 
     ``visibility``: the variables in it that show the devices. ``random_before_fork``: ``_interpreter.random_state()``
     of the process that this one is a copy of, or that process's own. ``threads``: None where the user chose them.
-    ``oom_score``: added to the process's score, so
-    that the kernel takes it, when memory runs out, rather than the sweep or the desktop.
+    ``oom_score``: added to the process's score, so that the kernel takes it, when memory runs out, rather than the
+    sweep or the desktop.
     """
 
     job: Job
