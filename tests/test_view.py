@@ -87,7 +87,10 @@ def test_events_that_are_not_known_change_nothing() -> None:
 def test_a_sweep_is_done_until_the_next_launch() -> None:
     view = seen(launch(), queued(0), end(0, 1.0), {"event": "done", "time": 1.0})
     assert view.done
+    view.take([{"event": "done", "time": 1.0, "stopped": "Ctrl-C"}])
+    assert view.stopped == "Ctrl-C"
     view.take([launch(time=2.0)])
+    assert view.stopped is None
     assert not view.done
 
 

@@ -16,11 +16,12 @@ from ._requests import Close, from_line
 from ._system import Happening
 
 _MOMENT_S = 0.2
+"""Between the end of main's channel and that of main itself: a process closes its files before it is gone."""
 
 
 @dataclass
 class Channel:
-    """The supervisor's end. Nothing here blocks: main may be suspended.
+    """The supervisor's end. Nothing here waits for main, which may be suspended; only for its end, for a moment.
 
     ``main``, ``wakeup``: descriptors, of the channel and of the pipe on which signals are seen. ``lifelines``: those
     that are readable once what is said of them is true. ``told_by_signal``: what follows from a signal; whatever other
@@ -67,7 +68,6 @@ class Channel:
             got = b""
         if not got:
             self._over.add(self.main)
-            # A process closes its files some moments before it is gone.
             gone = _descriptors.wait_readable([*self.lifelines], _MOMENT_S)
             why = self.lifelines[gone[0]] if gone else "the main process has become another program"
             return [Stop(why, signal.SIGTERM), Close()]

@@ -63,7 +63,7 @@ class View:
         if before is not None and not before.is_by_the_main_of(self.launch):
             self.pauses.append((self.at, max(self.at, event["time"])))
             self._begin_another_sweep()
-        self.done = False
+        self.done, self.stopped = False, None
         self._waiting.clear()
 
     def _begin_another_sweep(self) -> None:
